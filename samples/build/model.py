@@ -1,0 +1,332 @@
+"""The tiny random Gemma 4 models behind the samples, and Hugging Face's numbers for them.
+
+Everything here is float32 and Hugging Face's own code. The stage modules at the end are the
+only code of ours that takes part in a forward pass; they call Hugging Face's methods and
+decoder layers and add what an exporter adds: the splice and the ids of the lookup.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModelOutput, Gemma4TextModel
+
+PAD = 0
+BOS = 2
+REAL_VOCAB = 262_144
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Placeholder and marker ids. Image, audio and video are media; the rest is text."""
+
+    boi: int
+    boa: int
+    image: int
+    audio: int
+    eoi: int
+    eoa: int
+    video: int
+
+    @classmethod
+    def for_vocab(cls, vocab: int) -> "TokenIds":
+        """Gemma 4's own ids for its own vocabulary, else the same layout near the end.
+
+        The layout matters: EOI and EOA lie between audio and video, so a range mask over the
+        media ids would swallow two text ids.
+        """
+        if vocab == REAL_VOCAB:
+            return cls(255_999, 256_000, 258_880, 258_881, 258_882, 258_883, 258_884)
+        image = vocab - 10
+        return cls(image - 55, image - 54, image, image + 1, image + 2, image + 3, image + 4)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """The size of a tiny model: V ids, L layers, D per-layer width, H hidden width."""
+
+    vocab: int = 320
+    layers: int = 3
+    ple_dim: int = 8
+    hidden: int = 16
+    head_dim: int = 8
+    seed: int = 0
+    towers: bool = False
+
+    @property
+    def ids(self) -> TokenIds:
+        return TokenIds.for_vocab(self.vocab)
+
+    def config(self) -> Gemma4Config:
+        """The Hugging Face config, as small as Gemma 4's code allows."""
+        ids = self.ids
+        return Gemma4Config(
+            text_config={
+                "vocab_size": self.vocab,
+                "vocab_size_per_layer_input": self.vocab,
+                "hidden_size": self.hidden,
+                "hidden_size_per_layer_input": self.ple_dim,
+                "intermediate_size": 2 * self.hidden,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": self.head_dim,
+                "global_head_dim": 2 * self.head_dim,
+                "layer_types": ["sliding_attention"] * (self.layers - 1) + ["full_attention"],
+                "max_position_embeddings": 1024,
+                "pad_token_id": PAD,
+                "bos_token_id": BOS,
+            },
+            vision_config=_tiny_vision(self.hidden) if self.towers else None,
+            audio_config=_tiny_audio(self.hidden) if self.towers else None,
+            boi_token_id=ids.boi,
+            boa_token_id=ids.boa,
+            image_token_id=ids.image,
+            audio_token_id=ids.audio,
+            eoi_token_id=ids.eoi,
+            eoa_token_index=ids.eoa,
+            video_token_id=ids.video,
+            attn_implementation="eager",
+        )
+
+    def build(self) -> Gemma4ForConditionalGeneration:
+        """The float32 model with every parameter redrawn from the seed.
+
+        Hugging Face's own initialisation will not do: it zeroes the pad row of both tables (a
+        trained Gemma 4 has a pad row like any other, and here it must be told from a row of
+        zeros) and leaves the norms at one.
+        """
+        model = Gemma4ForConditionalGeneration(self.config()).eval()
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            for name, parameter in sorted(model.named_parameters()):
+                parameter.copy_(_draw(name, parameter.shape, generator))
+        return model
+
+    def prompt(self, rows: int) -> Tensor:
+        """Token ids, int64 [1, rows]: text, markers, pad rows and all three media.
+
+        8 rows for static graphs; 14 for dynamic ones, left-padded as a batch would be.
+        """
+        i, last = self.ids, self.vocab - 1
+        audio = [i.boa, i.audio, i.eoa]
+        prompts = {
+            8: [PAD, 7, i.boi, i.image, i.eoi, i.audio, i.video, last],
+            14: [PAD, PAD, BOS, 7, i.boi, i.image, i.image, i.eoi, *audio, i.video, 200, last],
+        }
+        return torch.tensor([prompts[rows]])
+
+
+def _tiny_vision(hidden: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": 4,
+        "position_embedding_size": 16,
+    }
+
+
+def _tiny_audio(hidden: int) -> dict[str, object]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "subsampling_conv_channels": [8, 4],
+        "output_proj_dims": hidden,
+    }
+
+
+def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Random values of a size that keeps activations near one.
+
+    Tables are uniform, so that their rows stay apart when 4 bits are left of each value.
+    """
+    if "embed_tokens" in name:
+        return torch.rand(shape, generator=generator) - 0.5
+    noise = torch.randn(shape, generator=generator)
+    if "norm" in name and len(shape) == 1:
+        return 1.0 + 0.1 * noise
+    return noise * shape[-1] ** -0.5
+
+
+def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict[str, Tensor]:
+    """Hugging Face's forward over one prompt with fixed random media features.
+
+    Returns ``input_ids`` and ``position_ids`` (int64 [1,S]) and, in float32, ``inputs_embeds``
+    [1,S,H] after the features were spliced in, ``per_layer_identity`` [1,S,L,D] (the rows looked
+    up times sqrt(D)), ``per_layer_inputs`` [1,S,L,D] (what the layers get) and
+    ``hidden_states`` [1,S,H] after the last layer, before the final norm.
+    """
+    seen: dict[str, Tensor] = {}
+    per_layer: list[Tensor] = []
+    language = model.model.language_model
+
+    def keep_inputs(_module: nn.Module, _args: tuple, kwargs: dict) -> None:
+        seen["inputs_embeds"] = kwargs["inputs_embeds"].clone()
+        seen["per_layer_identity"] = kwargs["per_layer_inputs"].clone()
+        seen["position_ids"] = kwargs["position_ids"].clone()
+
+    def keep_per_layer(_module: nn.Module, args: tuple) -> None:
+        per_layer.append(args[1].clone())
+
+    def keep_hidden(_module: nn.Module, _args: tuple, output: Tensor) -> None:
+        seen["hidden_states"] = output.clone()
+
+    hooks = [language.register_forward_pre_hook(keep_inputs, with_kwargs=True)]
+    hooks += [layer.register_forward_pre_hook(keep_per_layer) for layer in language.layers]
+    hooks.append(language.layers[-1].register_forward_hook(keep_hidden))
+    try:
+        _forward(model, input_ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        "input_ids": input_ids,
+        **seen,
+        "per_layer_inputs": torch.stack(per_layer, dim=2),
+    }
+
+
+def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> None:
+    """One forward pass in which random features stand for the towers' output."""
+    generator = torch.Generator().manual_seed(1)
+    config = model.config
+    hidden = config.text_config.hidden_size
+
+    def features(token: int) -> Tensor:
+        count = int((input_ids == token).sum())
+        return torch.randn(count, hidden, generator=generator)
+
+    encoded = {
+        kind: BaseModelOutputWithPooling(pooler_output=(features(token),))
+        for kind, token in (("image", config.image_token_id), ("video", config.video_token_id))
+    }
+    audio = features(config.audio_token_id).unsqueeze(0)
+    audio_mask = torch.ones(audio.shape[:2], dtype=torch.bool)
+
+    def audio_features(*_args: object, **_kwargs: object) -> Gemma4AudioModelOutput:
+        return Gemma4AudioModelOutput(pooler_output=audio, attention_mask=audio_mask)
+
+    # Image and video features can be handed to the model; for audio there is no such argument,
+    # so the method that would run the tower is replaced.
+    with patch.object(model.model, "get_audio_features", audio_features), torch.no_grad():
+        model.model(
+            input_ids=input_ids,
+            mm_encoder_outputs=encoded,
+            input_features=audio,
+            input_features_mask=audio_mask,
+            use_cache=False,
+        )
+
+
+def write_reference(folder: Path, tiny: Tiny, numbers: Mapping[str, Tensor]) -> None:
+    """Writes ``config.json`` and ``hf.safetensors`` beside a bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny.config().to_json_file(folder / "config.json", use_diff=False)
+    source = {
+        "model": "Gemma4ForConditionalGeneration, random weights, float32",
+        "tiny": asdict(tiny),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    target = folder / "hf.safetensors"
+    save_file(
+        {name: tensor.contiguous() for name, tensor in numbers.items()},
+        target,
+        # One key, for safetensors writes several in no fixed order.
+        metadata={"source": json.dumps(source)},
+    )
+    target.chmod(0o644)  # safetensors writes files that only their owner can read
+
+
+def run_layers(language: Gemma4TextModel, hidden_states: Tensor, per_layer: Tensor, positions: Tensor) -> Tensor:
+    """All decoder layers, without a cache. [B,S,H], [B,S,L,D], [B,S] -> [B,S,H].
+
+    The prompts are far shorter than the sliding window (512), so one causal mask serves both
+    kinds of layer.
+    """
+    kinds = language.config.layer_types
+    rotary = {kind: language.rotary_emb(hidden_states, positions, kind) for kind in sorted(set(kinds))}
+    visible = positions.unsqueeze(-1) >= positions.unsqueeze(-2)
+    # -1e4 and not the dtype's minimum: finite in float16 too, and exp() of it is zero as well.
+    mask = ((visible.to(hidden_states.dtype) - 1.0) * 1e4).unsqueeze(1)
+    shared_kv: dict = {}
+    for index, layer in enumerate(language.layers):
+        hidden_states = layer(
+            hidden_states,
+            per_layer[:, :, index, :],
+            shared_kv_states=shared_kv,
+            position_embeddings=rotary[kinds[index]],
+            attention_mask=mask,
+            position_ids=positions,
+        )
+    return hidden_states
+
+
+class PerLayerInputs(nn.Module):
+    """The PLE part of a stage: ids and rows handed in -> what the layers get.
+
+    Inputs: ``hidden_states`` [B,S,H], the spliced embeddings; ``input_ids`` integer [B,S].
+    Output: [B,S,L,D].
+
+    As broken: the lookup reads raw ids, and only image rows take ``hidden_states``. As right
+    (``right=True``): the lookup reads the pad row for every media id, and every media row and
+    every pad row takes ``hidden_states``.
+    """
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, right: bool = False) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+        self.config = model.config
+        self.right = right
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor) -> Tensor:
+        is_image = input_ids == self.config.image_token_id
+        lookup_ids, from_stage = input_ids, is_image
+        if self.right:
+            is_audio = input_ids == self.config.audio_token_id
+            is_video = input_ids == self.config.video_token_id
+            is_media = torch.logical_or(torch.logical_or(is_image, is_audio), is_video)
+            lookup_ids = torch.where(is_media, torch.full_like(input_ids, PAD), input_ids)
+            from_stage = torch.logical_or(is_media, input_ids == PAD)
+        embeds = self.language.embed_tokens(input_ids)
+        spliced = torch.where(from_stage.unsqueeze(-1), hidden_states, embeds)
+        identity = self.language.get_per_layer_inputs(lookup_ids)
+        return self.language.project_per_layer_inputs(spliced, identity)
+
+
+class Stage(nn.Module):
+    """A whole stage: ``hidden_states`` [B,S,H], ``input_ids`` and ``position_ids`` [B,S] ->
+    ``hidden_states`` [B,S,H] after Hugging Face's decoder layers."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, right: bool = False) -> None:
+        super().__init__()
+        self.per_layer_inputs = PerLayerInputs(model, right)
+        self.language = model.model.language_model
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        per_layer = self.per_layer_inputs(hidden_states, input_ids)
+        return run_layers(self.language, hidden_states, per_layer, position_ids)
+
+
+class Identity(nn.Module):
+    """The lookup alone: ``input_ids`` [B,S] -> [B,S,L,D], not yet projected or summed."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.language.get_per_layer_inputs(input_ids)
