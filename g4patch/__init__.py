@@ -1,0 +1,15 @@
+"""Mend exported Gemma 4 bundles whose per-layer embeddings are looked up with media token ids.
+
+import g4patch
+report = g4patch.fix(Path("bundle.mlpackage"))
+print(report.outcome, report.exit_code)
+"""
+
+from importlib.metadata import version
+
+__version__ = version("g4patch")
+
+from g4patch.engine import Options, check, fix, inspect, open_bundle
+from g4patch.report import Report
+
+__all__ = ["Options", "Report", "__version__", "check", "fix", "inspect", "open_bundle"]

@@ -1,0 +1,5 @@
+"""`python -m g4patch`."""
+
+from g4patch.cli import entry
+
+entry()

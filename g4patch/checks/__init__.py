@@ -1,0 +1,1 @@
+"""One rule's check a module; `rule.toml` says which."""

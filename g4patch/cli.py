@@ -1,0 +1,178 @@
+"""The command line: arguments -> one engine call -> renderer -> exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from g4patch import __version__, engine
+from g4patch.errors import G4PatchError
+from g4patch.output import progress, text
+from g4patch.report import Report
+from g4patch.rules import find_rule, find_rules
+from g4patch.tokens import MODALITIES, TokenFlags
+
+_EXAMPLES = """\
+examples:
+  g4patch inspect --show-ple bundle.mlpackage   which row does each media id read?
+  g4patch check exports/*.onnx                  findings and an exit code
+  g4patch fix --dry-run model.onnx              what would change?
+  g4patch fix model.onnx                        mend it in place, with proof
+  g4patch fix model.onnx -o mended/             mend a copy
+"""
+
+_EXIT_CODES = """\
+exit codes:
+  0  nothing to fix, or fixed          3  a check failed, nothing was published
+  1  findings remain, or inconclusive  4  a required check could not run here
+  2  usage, or a bundle that cannot be read
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run g4patch. Returns the exit code; errors are one line on stderr with a hint."""
+    options = _parser().parse_args(arguments)
+    out, err = Console(highlight=False, soft_wrap=False), Console(stderr=True, highlight=False)
+    try:
+        code: int = options.run(options, out, err)
+    except G4PatchError as error:
+        _print_error(error, err)
+        return 2
+    except KeyboardInterrupt:
+        err.print("interrupted: nothing was published")
+        return 130
+    return code
+
+
+def _print_error(error: G4PatchError, err: Console) -> None:
+    err.print(f"[bold red]error:[/] {_escape(error.message)}")
+    if error.hint:
+        err.print(f"       {_escape(error.hint)}")
+
+
+def _escape(message: str) -> str:
+    """Messages hold file names and bytes of strangers: nothing in them is markup or a control code."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else "?" for c in message))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g4patch",
+        description="Mend exported Gemma 4 bundles whose per-layer embeddings are looked up with media ids.",
+        epilog=f"{_EXAMPLES}\n{_EXIT_CODES}",
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"g4patch {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = _command(commands, "inspect", "show what a bundle is and what it does about PLE", _inspect)
+    command.add_argument("--show-ple", action="store_true", help="show each lookup, its row map and the splice")
+    command.add_argument("--digests", action="store_true", help="print the SHA-256 of each file")
+    _add_bundle(command)
+
+    command = _command(commands, "check", "look for faults; nothing is written", _check)
+    command.add_argument("bundles", nargs="*", type=Path, metavar="BUNDLE", help="default: the one in this folder")
+    _add_tokens(command)
+
+    command = _command(commands, "fix", "mend a bundle and prove it", _fix)
+    command.add_argument("-o", "--output", type=Path, metavar="OUT", help="write there; leave the input alone")
+    command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
+    command.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        choices=["structure", "row map", "differential"],
+        help="do not publish if this check cannot run here",
+    )
+    _add_bundle(command)
+
+    command = commands.add_parser("explain", help="print a rule's page", description="Print a rule's page.")
+    command.add_argument("rule", nargs="?", help="default: list the rules")
+    command.set_defaults(run=_explain)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, run: object
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_bundle(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "bundle",
+        nargs="?",
+        type=Path,
+        metavar="BUNDLE",
+        help=".onnx, .mlpackage or .aimodel; default: the one in this folder",
+    )
+    _add_tokens(command)
+
+
+def _add_tokens(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "token ids", "default: config.json and the like beside the bundle, then Gemma 4's"
+    )
+    for name in (*MODALITIES, "pad"):
+        group.add_argument(f"--{name}-token-id", type=int, metavar="ID")
+
+
+def _options(arguments: argparse.Namespace, err: Console) -> engine.Options:
+    tokens = TokenFlags(
+        arguments.image_token_id, arguments.audio_token_id, arguments.video_token_id, arguments.pad_token_id
+    )
+    required = frozenset(getattr(arguments, "require", []))
+    return engine.Options(tokens, required, progress.reporter(err))
+
+
+def _inspect(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    report = engine.inspect(arguments.bundle, _options(arguments, err))
+    text.render(report, out, show_ple=arguments.show_ple, digests=arguments.digests)
+    return report.exit_code
+
+
+def _check(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    """Check each bundle; one that cannot be read does not stop the others."""
+    codes = []
+    for bundle in arguments.bundles or [None]:
+        try:
+            report = engine.check(bundle, _options(arguments, err))
+        except G4PatchError as error:
+            _print_error(error, err)
+            codes.append(2)
+        else:
+            text.render(report, out)
+            codes.append(report.exit_code)
+    return max(codes)
+
+
+def _fix(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    report: Report = engine.fix(
+        arguments.bundle, _options(arguments, err), out=arguments.output, dry_run=arguments.dry_run
+    )
+    text.render(report, out)
+    return report.exit_code
+
+
+def _explain(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    if arguments.rule:
+        out.print(Markdown(find_rule(arguments.rule).page))
+    else:
+        for rule in find_rules():
+            out.print(f"[bold]{rule.id}[/]  {rule.severity}, fix: {rule.fix}\n  {rule.summary}")
+    return 0
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Edits are data: a plan can be printed, compared and hashed before anything is written.
+
+Values that an edit creates have local names that start with `$`; the format gives them unique names of its own when
+it applies the edit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from g4patch.view import Graph, Op, Use
+
+
+@dataclass(frozen=True)
+class Const:
+    """A constant that an edit brings along: a scalar, or a small vector of int64."""
+
+    dtype: str
+    value: int | tuple[int, ...]
+
+
+Operand = str | Const
+
+
+@dataclass(frozen=True)
+class NewNode:
+    """A node to insert. Operands by meaning, as in `g4patch.view.Op`; `reason` is set where a format needs the node."""
+
+    op: Op
+    operands: Mapping[str, Operand]
+    output: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """One use that reads `value` from now on."""
+
+    use: Use
+    value: str
+
+
+@dataclass(frozen=True)
+class GraphEdit:
+    """Nodes to insert into one graph, and the uses to redirect to them. Nothing is removed."""
+
+    graph: str
+    rule: str
+    nodes: tuple[NewNode, ...]
+    redirects: tuple[Redirect, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All edits to one model, in order."""
+
+    edits: tuple[GraphEdit, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan, hexadecimal: equal plans have equal digests on every machine."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def nodes_added(self) -> int:
+        return sum(len(edit.nodes) for edit in self.edits)
+
+    @property
+    def uses_redirected(self) -> int:
+        return sum(len(edit.redirects) for edit in self.edits)
+
+
+def mask_ids(graph: Graph, value: str, uses: Sequence[Use], ids: Sequence[int], pad: int, rule: str) -> GraphEdit:
+    """`where(isin(value, ids), pad, value)` for some uses of `value`, made of equal, or, and where.
+
+    The mask is computed from the very value it replaces, so shape and dtype agree by construction. `value` must have
+    a known integer dtype and `ids` must not be empty.
+    """
+    dtype = graph.value(value).dtype
+    if dtype is None or not ids:
+        raise ValueError("a mask needs the dtype of its value and at least one id")
+    nodes: list[NewNode] = []
+    mask = ""
+    for number, token in enumerate(ids):
+        equal = NewNode(Op.EQUAL, {"x": value, "y": Const(dtype, token)}, f"$is_{token}")
+        nodes.append(equal)
+        if number:
+            nodes.append(NewNode(Op.OR, {"x": mask, "y": equal.output}, f"$any_{number}"))
+        mask = nodes[-1].output
+    nodes.append(NewNode(Op.WHERE, {"condition": mask, "x": Const(dtype, pad), "y": value}, "$masked"))
+    return GraphEdit(graph.name, rule, tuple(nodes), tuple(Redirect(use, "$masked") for use in uses))

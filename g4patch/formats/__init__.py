@@ -1,0 +1,82 @@
+"""What a format must answer, and the table of formats. A format's module is imported only when a bundle needs it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from g4patch.edits import Plan
+from g4patch.runtimes import Probe
+from g4patch.view import Graph
+
+
+@dataclass(frozen=True)
+class Model:
+    """An opened model. `graph_file` is the one file that an edit replaces, `files` all that belong to the model.
+
+    `format` is the format's NAME. `native` is the format's own object; nobody else looks into it.
+    """
+
+    path: Path
+    format: str
+    details: tuple[str, ...]
+    graph_file: Path
+    files: tuple[Path, ...]
+    graphs: tuple[Graph, ...]
+    native: object
+
+
+class Format(Protocol):
+    """A module in `g4patch.formats`. All functions raise BundleError for bytes they cannot work with."""
+
+    @property
+    def NAME(self) -> str:
+        """What a person calls the format."""
+
+    @property
+    def MASK_DTYPES(self) -> frozenset[str]:
+        """Integer dtypes in which `equal` and `where` can be inserted."""
+
+    def open_model(self, path: Path, staged: Path | None = None) -> Model:
+        """Read a model without its weights. `staged` is read in place of its graph file, all else from `path`."""
+
+    def complete(self, model: Model, plan: Plan) -> Plan:
+        """The plan with the companion nodes that the format needs, each with its reason; often the plan itself."""
+
+    def write(self, model: Model, plan: Plan, target: Path) -> None:
+        """Write the model's graph file with the plan applied to `target`, which does not exist yet.
+
+        Raises EditError where the plan does not fit the model.
+        """
+
+    def differences(self, before: Model, after: Model, plan: Plan) -> tuple[str, ...]:
+        """What differs between two models beyond the plan, a line each; empty if nothing does."""
+
+    def validate(self, model: Model) -> tuple[str, ...]:
+        """What the format's own validator says against a model; empty if nothing.
+
+        Raises runtimes.Unavailable where there is no validator for this model here.
+        """
+
+    def probe(self, model: Model, graph: str) -> Probe:
+        """A runtime for the lookups of one graph. Raises runtimes.Unavailable where there is none here."""
+
+
+# Suffix -> module. A folder or file is opened by the format of its suffix.
+FORMATS: dict[str, str] = {
+    ".onnx": "g4patch.formats.onnx",
+    ".mlpackage": "g4patch.formats.coreml",
+    ".aimodel": "g4patch.formats.coreai",
+}
+
+
+def load(suffix: str) -> Format:
+    """The format for a suffix. Raises KeyError."""
+    return cast(Format, importlib.import_module(FORMATS[suffix]))
+
+
+def of(model: Model) -> Format:
+    """The format that opened a model."""
+    return load(model.path.suffix.lower())

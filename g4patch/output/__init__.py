@@ -1,0 +1,1 @@
+"""One renderer a module: a report in, something to print out."""

@@ -1,0 +1,30 @@
+"""Runtimes that run a small part of a model: what the checks ask of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Unavailable(Exception):
+    """Something cannot be checked here. The check is skipped with this reason; it has not passed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Probe(Protocol):
+    """Runs the PLE lookups of one graph, sliced out of it, on the model's own weights."""
+
+    @property
+    def runtime(self) -> str:
+        """Name and version of the runtime that judges."""
+
+    def lookup(self, ids_input: str, output: str, ids: NDArray[np.int64]) -> NDArray[Any]:
+        """The value `output` for token ids `[N]` fed through the graph input `ids_input`: `[N, W]` in its dtype."""
+
+    def table(self, index: str, output: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The same with rows `[N]` fed as the gather's index, past everything that computes it: `[N, W]`."""

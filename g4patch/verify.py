@@ -1,0 +1,191 @@
+"""Judge a model, before it is published, against what it was: verify knows no rules.
+
+Each check is passed, failed or skipped with a reason. A check that compared nothing has not passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g4patch import formats
+from g4patch.edits import Plan
+from g4patch.ple import Ids, Lookup, RowMap, Verdict
+from g4patch.report import Check, Status, Subject
+from g4patch.runtimes import Probe, Unavailable
+from g4patch.tokens import TokenFacts
+
+# Rows that the differential check reads besides media rows, their neighbours and both ends of the table.
+_SAMPLED_ROWS = 32
+_SAMPLE_SEED = 4
+
+
+def verify_patch(before: Subject, after: Subject, plan: Plan) -> tuple[Check, ...]:
+    """All checks of a patched model against the unpatched one."""
+    return (structure(before, after, plan), row_map(before, after), differential(before, after))
+
+
+def structure(before: Subject, after: Subject, plan: Plan) -> Check:
+    """The file is the old one plus the plan, and the format's own validator has nothing new to say."""
+    fmt = formats.of(before.model)
+    problems = list(fmt.differences(before.model, after.model, plan))
+    note = ""
+    try:
+        old = set(fmt.validate(before.model))
+        problems += [line for line in fmt.validate(after.model) if line not in old]
+        if old:
+            note = "; the validator rejects the original too"
+    except Unavailable as unavailable:
+        note = f"; {unavailable.reason}"
+    if _signature(before) != _signature(after):
+        problems.append("inputs or outputs changed")
+    if problems:
+        return Check("structure", Status.FAILED, problems[0], tuple(problems))
+    summary = f"{plan.nodes_added} ops added, {_uses(plan.uses_redirected)} rewired, nothing else changed{note}"
+    return Check("structure", Status.PASSED, summary)
+
+
+def _uses(number: int) -> str:
+    return f"{number} use" if number == 1 else f"{number} uses"
+
+
+def _signature(subject: Subject) -> list[Any]:
+    return [(a.graph.name, a.graph.inputs, a.graph.outputs) for a in subject.analyses]
+
+
+def row_map(before: Subject, after: Subject) -> Check:
+    """Every id, before and after: media ids read the pad row now, every other id the row it read before."""
+    pairs = list(_pairs(before, after))
+    if not pairs:
+        return Check("row map", Status.SKIPPED, "there is no lookup in the graph")
+    problems: list[str] = []
+    compared = 0
+    for old, new in pairs:
+        where = f"{old.graph}: " if len(before.analyses) > 1 else ""
+        if new is None:
+            problems.append(f"{where}the lookup {old.gather.address} is gone")
+            continue
+        problems += [where + line for line in _map_problems(old, new, before.tokens)]
+        compared += len(new.judgement.row_map.ids) if new.judgement.row_map else 0
+    if len([lookup for analysis in after.analyses for lookup in analysis.lookups]) != len(pairs):
+        problems.append("lookups appeared or disappeared")
+    if problems:
+        return Check("row map", Status.FAILED, problems[0], tuple(problems))
+    media = len(before.tokens.media)
+    return Check("row map", Status.PASSED, f"{compared:,} ids: {media} -> pad row, all others as before")
+
+
+def _pairs(before: Subject, after: Subject) -> Iterator[tuple[Lookup, Lookup | None]]:
+    new = {(lookup.graph, lookup.gather.address): lookup for a in after.analyses for lookup in a.lookups}
+    for analysis in before.analyses:
+        for lookup in analysis.lookups:
+            yield lookup, new.get((lookup.graph, lookup.gather.address))
+
+
+def _map_problems(old: Lookup, new: Lookup, tokens: TokenFacts) -> Iterator[str]:
+    if new.verdict is not Verdict.PATCHED:
+        yield f"the lookup is {new.verdict} after the edit" + (
+            f": {new.judgement.reason}" if new.judgement.reason else ""
+        )
+    before, after = old.judgement.row_map, new.judgement.row_map
+    if before is None or after is None:
+        yield "the rows that are read could not be evaluated"
+        return
+    media = list(tokens.media.values())
+    pad_row = before.row(tokens.pad_id)
+    for modality, token in tokens.media.items():
+        if after.row(token) != pad_row:
+            yield f"{modality} {token} reads row {after.row(token)}, the pad row is {pad_row}"
+    others = before.ids[~np.isin(before.ids, _reached_by_mask(before, media))]
+    changed = others[before.take(others) != after.take(others)]
+    if len(changed):
+        yield f"{len(changed):,} ids that are not media read another row, the first is {changed[0]}"
+
+
+def _reached_by_mask(before: RowMap, media: Sequence[int]) -> Ids:
+    """Ids that read a media row before: the media ids, and ids outside the table that wrap around to them."""
+    reached: Ids = before.ids[np.isin(before.rows, media) | np.isin(before.ids, media)]
+    return reached
+
+
+def differential(before: Subject, after: Subject) -> Check:
+    """Run the lookups of both models: what comes out is, bit for bit, the rows that the row maps say."""
+    pairs = [(old, new) for old, new in _pairs(before, after) if new is not None]
+    if not pairs:
+        return Check("differential", Status.SKIPPED, "there is no lookup to run")
+    problems: list[str] = []
+    rows = 0
+    runtime = ""
+    try:
+        for old, new in pairs:
+            fmt = formats.of(before.model)
+            was, now = fmt.probe(before.model, old.graph), fmt.probe(after.model, new.graph)
+            problems += _output_problems(was, now, old, new, before.tokens)
+            rows += len(_sample(old, before.tokens))
+            runtime = now.runtime
+    except Unavailable as unavailable:
+        return Check("differential", Status.SKIPPED, unavailable.reason)
+    if problems:
+        return Check("differential", Status.FAILED, problems[0], tuple(problems))
+    return Check(
+        "differential",
+        Status.PASSED,
+        f"{rows} rows on {runtime}: media rows are the pad row, all others unchanged, bit for bit",
+    )
+
+
+def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: TokenFacts) -> Iterator[str]:
+    if old.judgement.row_map is None or new.judgement.row_map is None:
+        yield "the rows that are read could not be evaluated"
+        return
+    ids = _sample(old, tokens)
+    media = np.isin(ids, list(tokens.media.values()))
+    before, after = was.lookup(old.ids_input, old.output, ids), now.lookup(new.ids_input, new.output, ids)
+    if before.dtype != after.dtype or before.shape != after.shape:
+        yield f"the lookup's output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}"
+        return
+    own = was.table(old.index, old.output, old.judgement.row_map.take(ids))
+    expected = was.table(old.index, old.output, new.judgement.row_map.take(ids))
+    pad_row = old.judgement.row_map.row(tokens.pad_id)
+    pad = was.table(old.index, old.output, np.array([pad_row], np.int64))
+    yield from _unequal(ids, before, own, "the unpatched lookup does not read the row it should")
+    yield from _unequal(ids, after, expected, "the lookup does not read the row it should")
+    yield from _unequal(ids[media], after[media], np.repeat(pad, int(media.sum()), 0), "it is not the pad row")
+    yield from _unequal(ids[~media], after[~media], before[~media], "a row that is not media changed")
+    fixed = np.isin(ids, old.judgement.missing)
+    same = [
+        int(token) for token, equal in zip(ids[fixed], _equal_rows(before[fixed], after[fixed]), strict=True) if equal
+    ]
+    if same:
+        yield f"id {same[0]}: no change shows; its row in the table equals the pad row"
+
+
+def _sample(lookup: Lookup, tokens: TokenFacts) -> Ids:
+    """Media ids, their neighbours (BOI, EOI and the like among them), the pad, both ends, and some at random."""
+    rows = lookup.table.rows
+    media = list(tokens.media.values())
+    near = [token + step for token in media for step in (-2, -1, 0, 1, 2)]
+    drawn = np.random.default_rng(_SAMPLE_SEED).integers(0, rows, _SAMPLED_ROWS)
+    ids = np.unique(np.array([*near, tokens.pad_id, 0, 1, rows - 2, rows - 1, *drawn]))
+    inside: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, lookup.judgement.masked)].astype(np.int64)
+    return inside
+
+
+def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    """Row by row, whether the bytes are equal: NaN equals itself, -0.0 differs from 0.0."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return np.zeros(len(left), bool)
+    if not len(left):
+        return np.zeros(0, bool)
+    bytes_of = [np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1) for array in (left, right)]
+    equal: NDArray[np.bool_] = (bytes_of[0] == bytes_of[1]).all(axis=1)
+    return equal
+
+
+def _unequal(ids: Ids, left: NDArray[Any], right: NDArray[Any], what: str) -> Iterator[str]:
+    wrong = ids[~_equal_rows(left, right)]
+    if len(wrong):
+        yield f"id {wrong[0]}: {what}" + (f" (and {len(wrong) - 1} more ids)" if len(wrong) > 1 else "")
