@@ -1,0 +1,139 @@
+"""Open an `.onnx` file: parse the proto, check where its external data lies, leave the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+from g4patch.errors import BundleError
+from g4patch.formats import Model
+from g4patch.formats.onnx.slice import cut
+from g4patch.formats.onnx.view import OnnxGraph, build
+from g4patch.runtimes import Probe
+
+_LFS = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """The format's own object: the proto as parsed, and the view's way back into it."""
+
+    proto: ModelProto
+    graph: OnnxGraph
+
+
+def open_model(path: Path, staged: Path | None = None) -> Model:
+    """Read an ONNX model without its external data. Raises BundleError for anything that is not one."""
+    proto = parse(staged or path)
+    folder = path.parent
+    data = sorted({_data_file(folder, tensor) for tensor in external_tensors(proto)})
+    graph = build(proto, folder)
+    opsets = ", ".join(f"{entry.domain or 'opset'} {entry.version}" for entry in proto.opset_import)
+    producer = " ".join(part for part in (proto.producer_name, proto.producer_version) if part)
+    details = tuple(part for part in (opsets, f"from {producer}" if producer else "") if part)
+    files = (path, *data)
+    return Model(path, "ONNX", details, staged or path, files, (graph.view,), OnnxModel(proto, graph))
+
+
+def native(model: Model) -> OnnxModel:
+    """The format's own object of a model that this format opened."""
+    assert isinstance(model.native, OnnxModel)
+    return model.native
+
+
+def parse(path: Path) -> ModelProto:
+    """Parse a file as a ModelProto and make sure that it is one: protobuf reads much as an empty message."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}", "check the path") from error
+    if content.startswith(_LFS):
+        raise BundleError(f"{path} is a git-LFS pointer, not a model", "run: git lfs pull")
+    try:
+        proto = ModelProto.FromString(content)
+    except DecodeError as error:
+        raise BundleError(f"{path} is not an ONNX model, or is cut short", "copy or export it again") from error
+    if not proto.HasField("graph") or not proto.opset_import or not proto.graph.node:
+        raise BundleError(f"{path} is not an ONNX model: it has no graph", "is it the right file?")
+    return proto
+
+
+def external_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model that is stored in another file, in subgraphs, functions and attributes too."""
+
+    def in_attributes(attributes: list[AttributeProto]) -> Iterator[TensorProto]:
+        for attribute in attributes:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for sparse in [attribute.sparse_tensor, *attribute.sparse_tensors]:
+                yield from (sparse.values, sparse.indices)
+            for graph in [attribute.g] if attribute.HasField("g") else []:
+                yield from in_graph(graph)
+            for graph in attribute.graphs:
+                yield from in_graph(graph)
+
+    def in_graph(graph: GraphProto) -> Iterator[TensorProto]:
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            yield from in_attributes(list(node.attribute))
+
+    for tensor in in_graph(proto.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield tensor
+    for function in proto.functions:
+        for node in function.node:
+            yield from (t for t in in_attributes(list(node.attribute)) if t.data_location == TensorProto.EXTERNAL)
+
+
+def _data_file(folder: Path, tensor: TensorProto) -> Path:
+    """The file that holds a tensor. Raises BundleError where it is missing, too short, or outside the folder."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", ""))
+    name = tensor.name or "a constant"
+    if not location.parts or location.is_absolute() or ".." in location.parts or "\\" in str(location):
+        raise BundleError(
+            f"the external data of {name} is at {str(location)!r}, outside the model's folder",
+            "external data must lie beside the model or below it",
+        )
+    path = folder / location
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except OSError as error:
+        raise BundleError(f"the external data file {path} is missing", "copy it beside the model") from error
+    except ValueError as error:
+        raise BundleError(f"the external data of {name} has no readable place", "export the model again") from error
+    if min(offset, length) < 0 or offset + length > size:
+        raise _short(path, size, offset + length)
+    return path
+
+
+def _short(path: Path, size: int, needed: int) -> BundleError:
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            return BundleError(f"{path} is a git-LFS pointer, not weights", "run: git lfs pull")
+    return BundleError(
+        f"{path} ends at {size:,} bytes; the model needs {needed:,}",
+        "was the copy interrupted? copy it again",
+    )
+
+
+def probe(model: Model, graph: str) -> Probe:
+    """onnxruntime on the slices around the lookups."""
+    from g4patch.runtimes.ort import OrtProbe
+
+    own = native(model)
+
+    def isolate(feed: str, output: str) -> ModelProto:
+        return cut(own.proto, own.graph, feed, output)
+
+    return OrtProbe(isolate, model.path.parent, own.graph.view)

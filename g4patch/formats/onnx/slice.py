@@ -1,0 +1,81 @@
+"""Cut the part of a model that computes one value into a model of its own, to be run and thrown away.
+
+The slice is cut from the laid-out view, so that a value in a branch or in a called function can be tapped as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from g4patch.formats.onnx.view import OnnxGraph, Source
+from g4patch.runtimes import Unavailable
+
+
+def cut(proto: ModelProto, graph: OnnxGraph, feed: str, output: str) -> ModelProto:
+    """A model from the value `feed` to the value `output`, with weights as the proto stores them.
+
+    Raises Unavailable where another graph input, or a block of its own, stands between them.
+    """
+    sources = list(_between(graph, feed, output))
+    made = {name for source in sources for name in source.outputs}
+    needed = dict.fromkeys(name for source in sources for name in source.inputs if name)
+    stored = [_initializer(graph, name) for name in needed if name not in made and name != feed]
+    model = ModelProto(ir_version=proto.ir_version)
+    model.opset_import.extend(proto.opset_import)
+    model.graph.name = "slice"
+    model.graph.node.extend(_node(source) for source in sources)
+    model.graph.initializer.extend(stored)
+    model.graph.input.append(_info(graph, feed))
+    model.graph.output.append(_info(graph, output))
+    return model
+
+
+def _between(graph: OnnxGraph, feed: str, output: str) -> Iterator[Source]:
+    wanted: set[str] = set()
+    stack = [output]
+    while stack:
+        name = stack.pop()
+        node = graph.view.producer(name)
+        if name == feed or node is None or node.address in wanted:
+            if name != feed and node is None and graph.view.input(name) is not None:
+                raise Unavailable(f"the lookup also depends on the input {name}")
+            continue
+        if node.address not in graph.sources or any(_has_body(a) for a in graph.sources[node.address].attributes):
+            raise Unavailable(f"the lookup goes through {node.native} at {node.address}")
+        wanted.add(node.address)
+        stack.extend(name for name in graph.sources[node.address].inputs if name)
+    return (graph.sources[node.address] for node in graph.view.nodes if node.address in wanted)
+
+
+def _has_body(attribute: AttributeProto) -> bool:
+    return attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+def _node(source: Source) -> NodeProto:
+    node = NodeProto(op_type=source.node.op_type, domain=source.node.domain)
+    node.input.extend(source.inputs)
+    node.output.extend(source.outputs)
+    node.attribute.extend(source.attributes)
+    return node
+
+
+def _initializer(graph: OnnxGraph, name: str) -> TensorProto:
+    if name in graph.tensors:
+        tensor = TensorProto()
+        tensor.CopyFrom(graph.tensors[name])
+        tensor.name = name
+        return tensor
+    if name in graph.view.constants:
+        return numpy_helper.from_array(graph.view.constants[name], name)
+    raise Unavailable(f"{name} is neither stored nor computed in the graph")
+
+
+def _info(graph: OnnxGraph, name: str) -> ValueInfoProto:
+    dtype = graph.view.value(name).dtype
+    if dtype is None:
+        raise Unavailable(f"the dtype of {name} is not known")
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return helper.make_tensor_value_info(name, element, None)
