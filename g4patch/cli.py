@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_bundle(command)
 
+    command = _command(commands, "revert", "undo the last fix in place, byte for byte", _revert)
+    command.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="default: the one in this folder")
+
     command = commands.add_parser("explain", help="print a rule's page", description="Print a rule's page.")
     command.add_argument("rule", nargs="?", help="default: list the rules")
     command.set_defaults(run=_explain)
@@ -162,6 +165,12 @@ def _fix(arguments: argparse.Namespace, out: Console, err: Console) -> int:
     )
     text.render(report, out)
     return report.exit_code
+
+
+def _revert(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    for path in engine.revert(arguments.bundle):
+        out.print(f"{path} is as it was", markup=False)
+    return 0
 
 
 def _explain(arguments: argparse.Namespace, out: Console, err: Console) -> int:

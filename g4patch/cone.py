@@ -71,6 +71,12 @@ def trace(graph: Graph, value: str) -> Cone:
     return Cone(ordered, tuple(inputs), tuple(opaque.values()))
 
 
+def constants(graph: Graph, value: str) -> tuple[int, ...]:
+    """The integers that a value is computed with: ids that a mask names, bounds, offsets."""
+    names = {name for node in trace(graph, value).nodes for name in node.operands.values()}
+    return tuple(sorted({number for name in names for number in graph.integers(name) or ()}))
+
+
 def depends_on(graph: Graph, value: str) -> frozenset[str]:
     """The graph inputs a value depends on through any op, opaque ones too."""
     found: set[str] = set()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import bundle, formats, verify
+from g4patch import bundle, formats, publish, receipts, verify
+from g4patch.copying import Progress, copied, publish_copy
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
+from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.ple import GraphAnalysis, analyse
-from g4patch.report import Check, Finding, Publication, Report, Status, Subject
+from g4patch.report import Finding, Outcome, Publication, Report, Subject
 from g4patch.rules import find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
 
@@ -26,15 +28,23 @@ class Options:
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
     required: frozenset[str] = frozenset()
-    progress: bundle.Progress = _silent
+    progress: Progress = _silent
 
 
-def open_bundle(path: Path, options: Options = Options(), staged: Path | None = None) -> Subject:
-    """Open a model and analyse its graphs. `staged` is read in place of its graph file. Raises BundleError."""
-    model = formats.load(path.suffix.lower()).open_model(path, staged)
-    tokens = resolve(path, options.tokens)
+def open_bundle(path: Path, options: Options = Options(), staged: Staged = NOT_STAGED) -> Subject:
+    """Open a model and analyse its graphs. Files in `staged` are read from there. Raises BundleError."""
+    publish.recover_if_needed(path)
+    subject = _subject(formats.load(path.suffix.lower()).open_model(path, staged), resolve(path, options.tokens))
+    _refuse_contradiction(subject.analyses, subject.tokens)
+    return subject
+
+
+def _subject(model: Model, tokens: TokenFacts) -> Subject:
     analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
-    _refuse_contradiction(analyses, tokens)
+    rows = [lookup.table.rows for analysis in analyses for lookup in analysis.lookups]
+    if rows and (within := tokens.within(max(rows))) != tokens:
+        tokens = within
+        analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
     return Subject(model, tokens, analyses)
 
 
@@ -79,36 +89,50 @@ def fix(
 ) -> Report:
     """Plan, apply, verify on the stage, publish: in place, or to `out`. `dry_run` stops after the plan."""
     started = time.monotonic()
-    report = _judge("fix", bundle.find(path), options)
-    if dry_run or not report.plan.edits:
-        return report
-    checks, publication = _apply(report.subject, report.plan, options, out)
-    return Report(
-        "fix",
-        report.subject,
-        report.findings,
-        report.plan,
-        checks,
-        options.required,
-        publication,
-        time.monotonic() - started,
-    )
+    path = bundle.find(path)
+    report = _judge("fix", path, options)
+    if report.plan.edits and not dry_run:
+        report = _fix_in_place(path, options) if out is None else _fix_copy(report, options, out)
+    return replace(report, seconds=time.monotonic() - started)
 
 
-def _apply(
-    before: Subject, plan: Plan, options: Options, out: Path | None
-) -> tuple[tuple[Check, ...], Publication | None]:
-    model = before.model
-    with bundle.stage(model) as staged:
-        formats.of(model).write(model, plan, staged)
-        after = open_bundle(model.path, options, staged)
-        checks = verify.verify_patch(before, after, plan)
-        if any(_stops(result, options.required) for result in checks):
-            return checks, None
-        if out is not None:
-            return checks, bundle.publish_elsewhere(model, staged, out, options.progress)
-        return checks, bundle.publish_in_place(model, staged)
+def _fix_in_place(path: Path, options: Options) -> Report:
+    with publish.locked(path):
+        publish.recover(path)
+        # Once more: only from here on is nobody else changing the bundle.
+        report = _judge("fix", path, options)
+        if not report.plan.edits:
+            return report
+        model = report.subject.model
+        with publish.stage(model) as staged:
+            report = _write_and_verify(report, options, path, staged, staged)
+            if not _stopped(report):
+                receipt = receipts.receipt(report)
+                report = replace(report, publication=publish.publish_in_place(model, staged, receipt))
+    return report
 
 
-def _stops(result: Check, required: frozenset[str]) -> bool:
-    return result.status is Status.FAILED or (result.status is Status.SKIPPED and result.name in required)
+def _fix_copy(report: Report, options: Options, out: Path) -> Report:
+    with copied(report.subject.model, out, options.progress) as copy:
+        report = _write_and_verify(report, options, copy.bundle, copy.staged, NOT_STAGED)
+        if not _stopped(report):
+            report = replace(report, publication=Publication(copy.out, publish_copy(copy)))
+    return report
+
+
+def _write_and_verify(report: Report, options: Options, path: Path, writes: Staged, reads: Staged) -> Report:
+    """Write the replaced files to `writes`, then judge the bundle at `path` as it is with `reads` in place."""
+    before, plan = report.subject, report.plan
+    fmt = formats.of(before.model)
+    fmt.write(before.model, plan, writes)
+    after = _subject(fmt.open_model(path, reads), before.tokens)
+    return replace(report, checks=verify.verify_patch(before, after, plan), required=options.required)
+
+
+def _stopped(report: Report) -> bool:
+    return report.outcome in (Outcome.CHECK_FAILED, Outcome.CHECK_MISSING)
+
+
+def revert(path: Path | None = None) -> tuple[Path, ...]:
+    """Undo the last in-place fix of a bundle, byte for byte. Returns the files that were put back."""
+    return publish.revert(bundle.find(path))

@@ -164,6 +164,9 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
     embeddings: list[tuple[Node, Table, Downstream]] = []
     others: list[tuple[Node, Table]] = []
     for node, table in recognise.id_gathers(graph):
+        if recognise.gather_axis(node, table) != 0:
+            others.append((node, table))
+            continue
         downstream = recognise.follow(graph, node.output, table.width, _own_tail(table))
         evidence = recognise.ple_evidence(table.width, downstream, tokens)
         if evidence and recognise.ids_input(graph, node.operands["index"]):
@@ -213,13 +216,14 @@ def _suspects(
     lookups: Sequence[Lookup],
     tokens: TokenFacts,
 ) -> Iterator[Node]:
-    """Gathers over at least as many rows as there are ids, by what may be token ids, that nothing explains."""
+    """Gathers over at least as many entries as there are ids, by what may be token ids, that nothing explains."""
     ids_inputs = {root for node in known for root in recognise.integer_roots(graph, node.operands["index"])}
     rows = tokens.vocabulary or max((lookup.table.rows for lookup in lookups), default=0)
     rows = rows or max(tokens.media.values(), default=0) + 1
     for node, table in others:
         roots = recognise.integer_roots(graph, node.operands["index"])
-        if table.rows >= rows and (not ids_inputs or roots & ids_inputs):
+        entries = table.shape[recognise.gather_axis(node, table)]
+        if entries >= rows and (not ids_inputs or roots & ids_inputs):
             yield node
 
 

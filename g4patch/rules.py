@@ -20,7 +20,7 @@ CheckFunction = Callable[["Rule", Subject], Iterable[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule as its `rule.toml` states it. `fix` is "safe", "unsafe" or "none"."""
+    """One rule as its `rule.toml` states it. `fix` is "safe", "unsafe" or "none"; no `formats` means all."""
 
     id: str
     summary: str
@@ -36,7 +36,7 @@ class Rule:
         return (self.folder / "README.md").read_text(encoding="utf-8")
 
     def run(self, subject: Subject) -> Iterator[Finding]:
-        if subject.model.format in self.formats:
+        if not self.formats or subject.model.format in self.formats:
             yield from _function(self)(self, subject)
 
 
@@ -70,7 +70,7 @@ def _load(folder: Path) -> Rule:
             id=content["id"],
             summary=content["summary"],
             severity=Severity(content["severity"]),
-            formats=tuple(content["formats"]),
+            formats=tuple(content.get("formats", ())),
             fix=content["fix"],
             check=content["check"],
             folder=folder,

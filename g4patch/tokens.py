@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,14 @@ class TokenFacts:
         """
         named = [modality for modality in MODALITIES if not self.token(modality).by_default]
         return frozenset(MODALITIES) - frozenset(named) if named else frozenset()
+
+    def within(self, rows: int) -> TokenFacts:
+        """The same without modalities that only the defaults name and whose ids a table of `rows` rows lacks."""
+        facts = self
+        for modality in self.only_by_default:
+            if (self.token(modality).id or 0) >= rows:
+                facts = replace(facts, **{modality: Token(None, GEMMA4)})  # type: ignore[arg-type]
+        return facts
 
     @property
     def pad_id(self) -> int:

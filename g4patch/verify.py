@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4patch import formats
+from g4patch.cone import constants
 from g4patch.edits import Plan
 from g4patch.ple import Ids, Lookup, RowMap, Verdict
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.tokens import TokenFacts
 
-# Rows that the differential check reads besides media rows, their neighbours and both ends of the table.
-_SAMPLED_ROWS = 32
+# What the differential check reads of a table, per run: all of a small one, a few hundred rows of Gemma 4's.
+_READ_BYTES = 8 * 1024 * 1024
 _SAMPLE_SEED = 4
 
 
@@ -123,8 +124,9 @@ def differential(before: Subject, after: Subject) -> Check:
         for old, new in pairs:
             fmt = formats.of(before.model)
             was, now = fmt.probe(before.model, old.graph), fmt.probe(after.model, new.graph)
-            problems += _output_problems(was, now, old, new, before.tokens)
-            rows += len(_sample(old, before.tokens))
+            ids = _ids_to_run(before, after, old, new)
+            problems += _output_problems(was, now, old, new, before.tokens, ids)
+            rows += len(ids)
             runtime = now.runtime
     except Unavailable as unavailable:
         return Check("differential", Status.SKIPPED, unavailable.reason)
@@ -133,15 +135,14 @@ def differential(before: Subject, after: Subject) -> Check:
     return Check(
         "differential",
         Status.PASSED,
-        f"{rows} rows on {runtime}: media rows are the pad row, all others unchanged, bit for bit",
+        f"{rows:,} rows on {runtime}: media rows are the pad row, all others unchanged, bit for bit",
     )
 
 
-def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: TokenFacts) -> Iterator[str]:
+def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: TokenFacts, ids: Ids) -> Iterator[str]:
     if old.judgement.row_map is None or new.judgement.row_map is None:
         yield "the rows that are read could not be evaluated"
         return
-    ids = _sample(old, tokens)
     media = np.isin(ids, list(tokens.media.values()))
     before, after = was.lookup(old.ids_input, old.output, ids), now.lookup(new.ids_input, new.output, ids)
     if before.dtype != after.dtype or before.shape != after.shape:
@@ -163,15 +164,19 @@ def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: T
         yield f"id {same[0]}: no change shows; its row in the table equals the pad row"
 
 
-def _sample(lookup: Lookup, tokens: TokenFacts) -> Ids:
-    """Media ids, their neighbours (BOI, EOI and the like among them), the pad, both ends, and some at random."""
-    rows = lookup.table.rows
-    media = list(tokens.media.values())
-    near = [token + step for token in media for step in (-2, -1, 0, 1, 2)]
-    drawn = np.random.default_rng(_SAMPLE_SEED).integers(0, rows, _SAMPLED_ROWS)
-    ids = np.unique(np.array([*near, tokens.pad_id, 0, 1, rows - 2, rows - 1, *drawn]))
-    inside: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, lookup.judgement.masked)].astype(np.int64)
-    return inside
+def _ids_to_run(before: Subject, after: Subject, old: Lookup, new: Lookup) -> Ids:
+    """Media ids and their neighbours (BOI, EOI and the like), every id that either graph names, and a sample."""
+    rows = old.table.rows
+    named = [before.tokens.pad_id, *before.tokens.media.values()]
+    for subject, lookup in ((before, old), (after, new)):
+        graph = next(a.graph for a in subject.analyses if a.graph.name == lookup.graph)
+        named += constants(graph, lookup.index)
+    near = [token + step for token in named for step in (-2, -1, 0, 1, 2)]
+    row_bytes = max(old.table.width, 1) * np.dtype("float32").itemsize
+    drawn = np.random.default_rng(_SAMPLE_SEED).permutation(rows)[: max(1, _READ_BYTES // row_bytes)]
+    ids = np.unique(np.concatenate([np.array([*near, 0, 1, rows - 2, rows - 1]), drawn]))
+    run: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, old.judgement.masked)].astype(np.int64)
+    return run
 
 
 def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, cast
 
 from g4patch.edits import Plan
@@ -12,9 +14,17 @@ from g4patch.runtimes import Probe
 from g4patch.view import Graph
 
 
+# For a file that is to be replaced, where its replacement is until it is published.
+Staged = Mapping[Path, Path]
+NOT_STAGED: Staged = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Model:
-    """An opened model. `graph_file` is the one file that an edit replaces, `files` all that belong to the model.
+    """An opened model.
+
+    `files` are all that belong to it, `replaced` those that an edit replaces: the graph's own file first, then files
+    that are derived from it. `graph_file` is what the graph was read from: the first of `replaced`, or its stage.
 
     `format` is the format's NAME. `native` is the format's own object; nobody else looks into it.
     """
@@ -22,8 +32,9 @@ class Model:
     path: Path
     format: str
     details: tuple[str, ...]
-    graph_file: Path
     files: tuple[Path, ...]
+    replaced: tuple[Path, ...]
+    graph_file: Path
     graphs: tuple[Graph, ...]
     native: object
 
@@ -39,14 +50,14 @@ class Format(Protocol):
     def MASK_DTYPES(self) -> frozenset[str]:
         """Integer dtypes in which `equal` and `where` can be inserted."""
 
-    def open_model(self, path: Path, staged: Path | None = None) -> Model:
-        """Read a model without its weights. `staged` is read in place of its graph file, all else from `path`."""
+    def open_model(self, path: Path, staged: Staged = NOT_STAGED) -> Model:
+        """Read a model without its weights. Files in `staged` are read from there, all else from `path`."""
 
     def complete(self, model: Model, plan: Plan) -> Plan:
         """The plan with the companion nodes that the format needs, each with its reason; often the plan itself."""
 
-    def write(self, model: Model, plan: Plan, target: Path) -> None:
-        """Write the model's graph file with the plan applied to `target`, which does not exist yet.
+    def write(self, model: Model, plan: Plan, staged: Staged) -> None:
+        """Write each of the model's `replaced` files, with the plan applied, to its stage, which does not exist yet.
 
         Raises EditError where the plan does not fit the model.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from g4patch.bundle import Progress as Reporter
+from g4patch.copying import Progress as Reporter
 
 
 def reporter(console: Console) -> Reporter:

@@ -256,7 +256,7 @@ def _fix(report: Report, console: Console) -> None:
     line = f"fixed in {report.seconds:.1f} s, {_size(publication.written)} written"
     console.print(_indented(Text(f"{line}; reference not checked", _GOOD)))
     if publication.backup is not None:
-        console.print(_indented(f"the original is kept as {publication.backup}"))
+        console.print(_indented(Text.assemble("undo: ", (f"g4patch revert {publication.target}", "bold"))))
     else:
         console.print(_indented(f"the mended bundle is {publication.target}"))
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import Message
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from g4patch.edits import Plan
 from g4patch.formats import Model
 from g4patch.formats.onnx.edit import apply
 from g4patch.formats.onnx.read import native
+from g4patch.formats.onnx.walk import blocks
 
 
 def validate(model: Model) -> tuple[str, ...]:
@@ -36,23 +37,9 @@ def differences(before: Model, after: Model, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _blocks(proto: ModelProto) -> Iterator[tuple[str, Any]]:
-    """Every list of nodes in a model, with an address that does not depend on what is in it."""
-
-    def within(address: str, nodes: Any) -> Iterator[tuple[str, Any]]:
-        yield address, nodes
-        for node in nodes:
-            for attribute in node.attribute:
-                for graph in _graphs(attribute):
-                    yield from within(f"{address}{node.output[0]}@{attribute.name}/", graph.node)
-
-    yield from within("", proto.graph.node)
-    for function in proto.functions:
-        yield from within(f"{function.domain}.{function.name}.{function.overload}/", function.node)
-
-
-def _graphs(attribute: AttributeProto) -> list[GraphProto]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+def _blocks(proto: ModelProto) -> dict[str, Any]:
+    """The list of nodes of each block, by address."""
+    return {block.address: block.nodes for block in blocks(proto)}
 
 
 def _outputs(nodes: Any) -> set[str]:
@@ -61,7 +48,7 @@ def _outputs(nodes: Any) -> set[str]:
 
 def _added_differ(old: ModelProto, expected: ModelProto, new: ModelProto) -> Iterator[str]:
     """Whether the nodes that `new` has and `old` has not are those of the plan, wired as the plan says."""
-    before, wanted, got = dict(_blocks(old)), dict(_blocks(expected)), dict(_blocks(new))
+    before, wanted, got = _blocks(old), _blocks(expected), _blocks(new)
     for address, nodes in got.items():
         known = _outputs(before.get(address, ()))
         ours = _canonical(nodes, known)
@@ -90,8 +77,8 @@ def _canonical(nodes: Any, known: set[str]) -> list[tuple[str, tuple[str, ...], 
 
 def _take_back(old: ModelProto, expected: ModelProto, new: ModelProto) -> None:
     """Remove from `new` the nodes that `old` lacks, and restore the inputs that the plan redirected."""
-    before, wanted = dict(_blocks(old)), dict(_blocks(expected))
-    for address, nodes in list(_blocks(new)):
+    before, wanted = _blocks(old), _blocks(expected)
+    for address, nodes in _blocks(new).items():
         known = _outputs(before.get(address, ()))
         added = [node for node in nodes if not known & set(node.output)]
         gone = _outputs(added)

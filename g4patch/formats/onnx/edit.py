@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from g4patch.cone import NotAMap, shape_of
 from g4patch.edits import Const, GraphEdit, NewNode, Operand, Plan, Redirect
 from g4patch.errors import EditError
-from g4patch.formats import Model
+from g4patch.formats import Model, Staged
 from g4patch.formats.onnx.read import native
 from g4patch.formats.onnx.view import OnnxGraph, Place, build
 from g4patch.recognise import ids_input
@@ -95,7 +95,7 @@ def _place(graph: OnnxGraph, use: Use) -> Place:
         raise EditError(f"{use.node} has no operand {use.operand} that can be edited", "plan again") from None
 
 
-def write(model: Model, plan: Plan, target: Path) -> None:
+def write(model: Model, plan: Plan, staged: Staged) -> None:
     """Serialise the model with the plan applied. Raises EditError where it does not fit or passes protobuf's 2 GB."""
     own = native(model)
     proto = apply(own.proto, plan, model.path.parent)
@@ -105,7 +105,7 @@ def write(model: Model, plan: Plan, target: Path) -> None:
         raise EditError(
             "the model file would pass protobuf's limit of 2 GB", "save its weights as external data first"
         ) from error
-    target.write_bytes(content)
+    staged[model.path].write_bytes(content)
 
 
 def apply(proto: ModelProto, plan: Plan, folder: Path) -> ModelProto:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from g4patch.errors import BundleError
-from g4patch.formats import Model
+from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.formats.onnx.slice import cut
+from g4patch.formats.onnx.walk import blocks, tensors
 from g4patch.formats.onnx.view import OnnxGraph, build
 from g4patch.runtimes import Probe
 
@@ -26,17 +27,19 @@ class OnnxModel:
     graph: OnnxGraph
 
 
-def open_model(path: Path, staged: Path | None = None) -> Model:
+def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
     """Read an ONNX model without its external data. Raises BundleError for anything that is not one."""
-    proto = parse(staged or path)
+    source = staged.get(path, path)
+    proto = parse(source)
     folder = path.parent
-    data = sorted({_data_file(folder, tensor) for tensor in external_tensors(proto)})
+    external = (tensor for tensor in tensors(proto) if tensor.data_location == TensorProto.EXTERNAL)
+    data = sorted({_data_file(folder, tensor) for tensor in external})
     graph = build(proto, folder)
     opsets = ", ".join(f"{entry.domain or 'opset'} {entry.version}" for entry in proto.opset_import)
     producer = " ".join(part for part in (proto.producer_name, proto.producer_version) if part)
     details = tuple(part for part in (opsets, f"from {producer}" if producer else "") if part)
     files = (path, *data)
-    return Model(path, "ONNX", details, staged or path, files, (graph.view,), OnnxModel(proto, graph))
+    return Model(path, "ONNX", details, files, (path,), source, (graph.view,), OnnxModel(proto, graph))
 
 
 def native(model: Model) -> OnnxModel:
@@ -57,39 +60,28 @@ def parse(path: Path) -> ModelProto:
         proto = ModelProto.FromString(content)
     except DecodeError as error:
         raise BundleError(f"{path} is not an ONNX model, or is cut short", "copy or export it again") from error
+    _refuse_unreadable_names(proto, path)
     if not proto.HasField("graph") or not proto.opset_import or not proto.graph.node:
         raise BundleError(f"{path} is not an ONNX model: it has no graph", "is it the right file?")
     return proto
 
 
-def external_tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model that is stored in another file, in subgraphs, functions and attributes too."""
+def _refuse_unreadable_names(proto: ModelProto, path: Path) -> None:
+    """Protobuf hands out names that are not UTF-8 as bytes. No exporter writes any; damage does."""
 
-    def in_attributes(attributes: list[AttributeProto]) -> Iterator[TensorProto]:
-        for attribute in attributes:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for sparse in [attribute.sparse_tensor, *attribute.sparse_tensors]:
-                yield from (sparse.values, sparse.indices)
-            for graph in [attribute.g] if attribute.HasField("g") else []:
-                yield from in_graph(graph)
-            for graph in attribute.graphs:
-                yield from in_graph(graph)
+    def names() -> Iterator[object]:
+        yield from (proto.graph.name, proto.producer_name, proto.producer_version)
+        yield from (entry.domain for entry in proto.opset_import)
+        for block in blocks(proto):
+            yield from block.names
+            for node in block.nodes:
+                yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+                yield from (text for a in node.attribute for text in (a.name, a.ref_attr_name))
+        for tensor in tensors(proto):
+            yield from (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
 
-    def in_graph(graph: GraphProto) -> Iterator[TensorProto]:
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for node in graph.node:
-            yield from in_attributes(list(node.attribute))
-
-    for tensor in in_graph(proto.graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            yield tensor
-    for function in proto.functions:
-        for node in function.node:
-            yield from (t for t in in_attributes(list(node.attribute)) if t.data_location == TensorProto.EXTERNAL)
+    if not all(isinstance(name, str) for name in names()):
+        raise BundleError(f"{path} has names that are not text", "is the file damaged? copy it again")
 
 
 def _data_file(folder: Path, tensor: TensorProto) -> Path:

@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from g4patch.errors import BundleError
 from g4patch.formats.onnx.tensors import small_constant, stored_table, type_name
+from g4patch.formats.onnx.walk import block_address, graphs
 from g4patch.view import Graph, Node, Op, Shape, Table, Value
 
 # Function calls are laid out inline: a few lines of proto could otherwise unfold to any size.
@@ -373,12 +374,11 @@ class _Builder:
 
     def block(self, node: NodeProto, attributes: Mapping[str, AttributeProto], scope: _Scope) -> None:
         """Lay out the bodies of If, Loop, Scan: the node itself then stands for what they put out."""
-        address = scope.prefix + next(name for name in node.output if name)
         operands = {str(i): scope.resolve(name) for i, name in enumerate(node.input) if name}
         results: dict[str, str] = {}
         for key, attribute in attributes.items():
-            for number, graph in enumerate([attribute.g] if attribute.HasField("g") else attribute.graphs):
-                inner = scope.inner(f"{address}@{key}{number or ''}/", graph.node)
+            for number, graph in enumerate(graphs(attribute)):
+                inner = scope.inner(block_address(scope.prefix, node, attribute, number), graph.node)
                 self.initializers(graph, inner)
                 formals = tuple(inner.define(info.name) for info in graph.input)
                 if formals:
