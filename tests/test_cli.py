@@ -1,0 +1,135 @@
+"""What a person sees: words, exit codes, streams, and that nothing heavy is loaded for nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from g4patch import __version__
+from g4patch.cli import main
+from tests.conftest import SAMPLES, Copy, sample
+
+FORMAT_LIBRARIES = ("onnx", "onnxruntime", "coremltools", "coreai", "torch", "google.protobuf")
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Which format libraries a command imports."""
+    code = (
+        "import sys; from g4patch.cli import main\n"
+        f"try: main({list(arguments)!r})\nexcept SystemExit: pass\n"
+        f"print('LOADED', *[name for name in {FORMAT_LIBRARIES!r} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split()[1:])
+
+
+def test_version_loads_no_format_library() -> None:
+    assert loaded_by("--version") == set()
+    assert loaded_by("explain") == set()
+
+
+def test_a_format_loads_only_what_it_needs() -> None:
+    assert loaded_by("check", str(sample("onnx-right"))) == {"onnx", "google.protobuf"}
+
+
+def test_inspect_shows_the_row_map(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--show-ple", str(sample("onnx-stage"))]) == 0
+    out = capsys.readouterr().out
+    assert "RAW  (fixable)" in out
+    assert "image  310     reads row 310     should read 0   wrong" in out
+    assert "317 other ids read their own row" in out
+    assert "for: image; not for: audio, video, pad" in out
+    assert "from config.json" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_inspect_prints_digests_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    path = sample("onnx-right")
+    assert main(["inspect", "--digests", str(path)]) == 0
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in capsys.readouterr().out
+
+
+def test_fix_tells_what_it_proved_and_how_to_undo(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = copy("onnx-stage")
+    assert main(["fix", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    for words in ("structure      passed", "row map        passed", "differential   passed", "reference not checked"):
+        assert words in out
+    assert "g4patch revert" in out
+    assert main(["fix", str(bundle)]) == 0
+    assert "already fixed, nothing was written" in capsys.readouterr().out
+    assert main(["revert", str(bundle)]) == 0
+    assert bundle.read_bytes() == sample("onnx-stage").read_bytes()
+    assert not bundle.with_name("model.onnx.g4patch").exists()
+
+
+def test_dry_run_shows_the_nodes_concerned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fix", "--dry-run", str(sample("onnx-stage"))]) == 1
+    out = capsys.readouterr().out
+    assert "Gather embedding  (unchanged)" in out
+    assert "Gather embedding_1  index <- $masked" in out
+    assert "where($any_2, 0, input_ids)" in out
+
+
+def test_check_goes_on_after_a_bundle_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"junk")
+    assert main(["check", str(bad), str(sample("onnx-stage"))]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert "findings remain" in captured.out
+    assert main(["check", str(sample("onnx-right")), str(sample("onnx-stage"))]) == 1
+
+
+def test_the_only_bundle_here_is_meant(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = copy("onnx-right")
+    monkeypatch.chdir(bundle.parent)
+    assert main(["check"]) == 0
+    bundle.with_name("second.onnx").write_bytes(bundle.read_bytes())
+    assert main(["check"]) == 2
+    monkeypatch.chdir(SAMPLES)
+    assert main(["check"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("model.mlmodelc", "patch the .mlpackage"),
+        ("main.aimodelc", "patch the .aimodel"),
+        ("model.gguf", "GGUF"),
+        ("notes.txt", "bundles end in"),
+    ],
+)
+def test_what_cannot_be_patched_says_what_to_do(
+    name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert main(["check", str(tmp_path / name)]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_names_from_strangers_are_not_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "[red]\x1b[31m.onnx"
+    path.write_bytes(b"junk")
+    assert main(["check", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "[red]?[31m.onnx" in err.replace("\n", "")
+    assert "\x1b" not in err
+
+
+def test_explain_prints_pages_and_lists_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "ple-raw-ids"]) == 0
+    assert "Why this is bad" in capsys.readouterr().out
+    assert main(["explain"]) == 0
+    assert "ple-raw-ids" in capsys.readouterr().out
+    assert main(["explain", "no-such-rule"]) == 2
+    assert "there are: " in capsys.readouterr().err
+
+
+def test_module_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    result = subprocess.run([sys.executable, "-m", "g4patch", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"g4patch {__version__}\n"

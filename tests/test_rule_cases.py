@@ -1,0 +1,42 @@
+"""Every case of every rule gives the verdict and the plan that its comments state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from g4patch import inspect
+from g4patch.edits import Const
+from g4patch.ple import Verdict
+from g4patch.report import Finding, Report
+from g4patch.view import Op
+from tests.cases import all_cases, load
+
+
+def described(finding: Finding) -> str:
+    """The plan of a finding, in the words of the cases."""
+    (edit,) = finding.edits
+    constants = [node.operands["y"] for node in edit.nodes if node.op is Op.EQUAL]
+    ids = [str(constant.value) for constant in constants if isinstance(constant, Const)]
+    uses = sorted(f"{redirect.use.node}.{redirect.use.operand}" for redirect in edit.redirects)
+    return f"mask {' '.join(ids)} at {' '.join(uses)}"
+
+
+def plan(report: Report) -> str:
+    findings = [finding for finding in report.findings if finding.severity == "error"]
+    if report.subject.verdict not in (Verdict.RAW, Verdict.PARTIAL):
+        assert not report.plan.edits
+        return ""
+    return " and ".join("withheld" if finding.withheld else described(finding) for finding in findings)
+
+
+@pytest.mark.parametrize("path", all_cases(), ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
+def test_case(path: Path, tmp_path: Path) -> None:
+    case = load(path)
+    report = inspect(case.write(tmp_path))
+    assert (report.subject.verdict, plan(report)) == (case.verdict, case.plan)
+
+
+def test_every_verdict_has_a_case() -> None:
+    assert {load(path).verdict for path in all_cases()} == set(Verdict)
