@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from g4patch.view import Graph, Op, Use
+from g4patch.view import Graph, Node, Op, Use
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,20 @@ class Plan:
         return sum(len(edit.redirects) for edit in self.edits)
 
 
-def mask_ids(graph: Graph, value: str, uses: Sequence[Use], ids: Sequence[int], pad: int, rule: str) -> GraphEdit:
+def mask_ids(
+    graph: Graph,
+    value: str,
+    uses: Sequence[Use],
+    ids: Sequence[int],
+    pad: int,
+    rule: str,
+    casts: Sequence[Node] = (),
+) -> GraphEdit:
     """`where(isin(value, ids), pad, value)` for some uses of `value`, made of equal, or, and where.
 
     The mask is computed from the very value it replaces, so shape and dtype agree by construction. `value` must have
-    a known integer dtype and `ids` must not be empty.
+    a known integer dtype and `ids` must not be empty. `casts` are made again behind it, in order, where the uses are
+    not of `value` itself but of what those casts make of it.
     """
     dtype = graph.value(value).dtype
     if dtype is None or not ids:
@@ -94,4 +103,7 @@ def mask_ids(graph: Graph, value: str, uses: Sequence[Use], ids: Sequence[int], 
             nodes.append(NewNode(Op.OR, {"x": mask, "y": equal.output}, f"$any_{number}"))
         mask = nodes[-1].output
     nodes.append(NewNode(Op.WHERE, {"condition": mask, "x": Const(dtype, pad), "y": value}, "$masked"))
-    return GraphEdit(graph.name, rule, tuple(nodes), tuple(Redirect(use, "$masked") for use in uses))
+    for number, cast in enumerate(casts, start=1):
+        reason = f"{cast.address}, which does the same, feeds other nodes too"
+        nodes.append(NewNode(Op.CAST, {"x": nodes[-1].output}, f"$cast_{number}", cast.attributes, reason))
+    return GraphEdit(graph.name, rule, tuple(nodes), tuple(Redirect(use, nodes[-1].output) for use in uses))

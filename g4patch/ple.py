@@ -236,9 +236,9 @@ def domain(tokens: TokenFacts, rows: int, dtype: str | None) -> Ids:
     size = max(tokens.vocabulary or 0, rows)
     if max(size, *media, 0) > _LARGEST_VOCABULARY:
         raise BundleError(f"a vocabulary of {max(size, *media):,} ids is not plausible", "is the file damaged?")
-    edges = [bound + step for bound in (size, rows) for step in range(_BEYOND)]
-    negatives = [-1, -2, -size, *(-token for token in media)]
-    ids = np.unique(np.concatenate([np.arange(size), np.array([*media, *edges, *negatives])])).astype(np.int64)
+    beyond = sorted({*range(size, size + _BEYOND), *(token for token in media if token >= size)})
+    negatives = sorted({-1, -2, -size, *(-token for token in media if token)})
+    ids = np.concatenate([np.array(negatives), np.arange(size), np.array(beyond)]).astype(np.int64)
     if dtype is not None:
         limits = np.iinfo(dtype)
         ids = ids[(ids >= limits.min) & (ids <= limits.max)]
@@ -369,12 +369,25 @@ def _splice(graph: Graph, select: recognise.Select, table: Table, tokens: TokenF
     return Splice(node.address, tuple(ids[taken & inside].tolist()), tuple(ids[taken & ~inside].tolist()))
 
 
-def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str]) -> tuple[str, Use] | str:
-    """Where to mask: the deepest value that still equals the id, and the use of it on the way to the gather.
+@dataclass(frozen=True)
+class Place:
+    """Where to mask: `value`, which equals the id, as `use` reads it.
+
+    `casts` stand between the two and feed other nodes too: they have to be made again behind the mask.
+    """
+
+    value: str
+    use: Use
+    casts: tuple[Node, ...] = ()
+
+
+def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str]) -> Place | str:
+    """The deepest value that still equals the id, and the use of it on the way to the gather.
 
     `dtypes` are those in which the format can compute a mask. Returns the reason where there is no such place.
     """
     value, use = lookup.index, Use(lookup.gather.address, "index")
+    casts: list[Node] = []
     while not (
         graph.node(use.node).editable and graph.value(value).dtype in dtypes and _equals_id(graph, value, lookup)
     ):
@@ -382,11 +395,14 @@ def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str]) -> tupl
         onward = [key for key, name in node.operands.items() if name not in graph.constants] if node else []
         if node is None or node.op not in VIEW_OPS | {Op.ADD, Op.SUB} or len(onward) != 1:
             return "the index is not the token id, and no value on the way to it is"
-        if len(graph.uses(value)) > 1:
+        if not casts and len(graph.uses(value)) == 1:
+            use = Use(node.address, onward[0])
+        elif node.op is Op.CAST:
+            casts.insert(0, node)
+        else:
             return f"the index is not the token id, and {value} on the way to it feeds other nodes too"
-        use = Use(node.address, onward[0])
         value = node.operands[onward[0]]
-    return value, use
+    return Place(value, use, tuple(casts))
 
 
 def _equals_id(graph: Graph, value: str, lookup: Lookup) -> bool:

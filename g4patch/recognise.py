@@ -46,12 +46,18 @@ class Downstream:
 
 
 def id_gathers(graph: Graph) -> Iterator[tuple[Node, Table]]:
-    """Gathers along the rows of a table whose index depends on an integer graph input."""
+    """Gathers from a table, along any axis, whose index depends on an integer graph input."""
     for node in graph.nodes:
-        if node.op is Op.GATHER and node.attributes.get("axis") == 0:
+        if node.op is Op.GATHER:
             table = graph.tables.get(node.operands["data"])
             if table is not None and len(table.shape) > 1 and integer_roots(graph, node.operands["index"]):
                 yield node, table
+
+
+def gather_axis(node: Node, table: Table) -> int:
+    """The axis of its table that a gather reads along, counted from the front: 0 reads rows."""
+    axis: int = node.attributes["axis"]
+    return axis % len(table.shape)
 
 
 def integer_roots(graph: Graph, value: str) -> frozenset[str]:

@@ -19,8 +19,10 @@ from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.tokens import TokenFacts
 
-# What the differential check reads of a table, per run: all of a small one, a few hundred rows of Gemma 4's.
-_READ_BYTES = 8 * 1024 * 1024
+# The differential check reads all of a table up to this size. Of a larger one it samples rows: each maps the piece
+# of the file that the system caches around it, which may be 2 MB.
+_WHOLE_TABLE = 4 * 1024 * 1024
+_SAMPLED_ROWS = 8
 _SAMPLE_SEED = 4
 
 
@@ -172,8 +174,8 @@ def _ids_to_run(before: Subject, after: Subject, old: Lookup, new: Lookup) -> Id
         graph = next(a.graph for a in subject.analyses if a.graph.name == lookup.graph)
         named += constants(graph, lookup.index)
     near = [token + step for token in named for step in (-2, -1, 0, 1, 2)]
-    row_bytes = max(old.table.width, 1) * np.dtype("float32").itemsize
-    drawn = np.random.default_rng(_SAMPLE_SEED).permutation(rows)[: max(1, _READ_BYTES // row_bytes)]
+    size = rows if old.table.nbytes <= _WHOLE_TABLE else _SAMPLED_ROWS
+    drawn = np.random.default_rng(_SAMPLE_SEED).choice(rows, size, replace=False)
     ids = np.unique(np.concatenate([np.array([*near, 0, 1, rows - 2, rows - 1]), drawn]))
     run: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, old.judgement.masked)].astype(np.int64)
     return run

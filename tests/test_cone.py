@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,8 +26,9 @@ _VIEWS = ["Identity", "Unsqueeze", "Reshape", "Flatten", "Expand", "Cast32"]
 @st.composite
 def cones(draw: st.DrawFn) -> onnx.ModelProto:
     """A model from `ids` [1,S] to `index`: arithmetic, masks and views in any order, one element an id."""
-    nodes, integers, flags = [], ["ids"], []
-    constants: dict[str, np.ndarray] = {
+    nodes: list[onnx.NodeProto] = []
+    integers, flags = ["ids"], list[str]()
+    constants: dict[str, Any] = {
         "axis": np.array([2], np.int64),
         "flat": np.array([1, -1], np.int64),
         "last": np.array([0, 0, 1], np.int64),
@@ -34,7 +36,7 @@ def cones(draw: st.DrawFn) -> onnx.ModelProto:
         "to_squeeze": np.array([2], np.int64),
     }
 
-    def add(op: str, inputs: list[str], **attributes: object) -> str:
+    def add(op: str, inputs: list[str], **attributes: Any) -> str:
         name = f"v{len(nodes)}"
         nodes.append(helper.make_node(op, inputs, [name], **attributes))
         return name
@@ -101,7 +103,7 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 def test_evaluator_agrees_with_the_reference(model: onnx.ModelProto) -> None:
     output = model.graph.output[0].name
     (expected,) = ReferenceEvaluator(model).run(None, {"ids": IDS[np.newaxis]})
-    assert np.array_equal(map_ids(graph_of(model), output, "ids", IDS), expected.reshape(-1))
+    assert np.array_equal(map_ids(graph_of(model), output, "ids", IDS), np.reshape(expected, -1))
 
 
 def parsed(body: str, consts: str = "", inputs: str = "int64[1,S] ids") -> Graph:

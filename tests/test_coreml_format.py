@@ -39,7 +39,7 @@ WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 # The media ids of a vocabulary of 320, as in the samples (samples/README.md).
 MEDIA = (310, 311, 314)
-TOKENS = TokenFacts(*(Token(number, "the test") for number in (*MEDIA, 0)))
+TOKENS = TokenFacts(Token(310, "the test"), Token(311, "the test"), Token(314, "the test"), Token(0, "the test"))
 
 
 def message(package: Path) -> Any:
@@ -74,7 +74,8 @@ def mask(model: Model, tokens: TokenFacts = TOKENS) -> Plan:
         for lookup in ple.analyse(graph, tokens).lookups:
             place = ple.place_for_mask(graph, lookup, coreml.MASK_DTYPES)
             assert not isinstance(place, str), place
-            edits.append(mask_ids(graph, place[0], [place[1]], lookup.judgement.missing, 0, "ple-raw-ids"))
+            missing = lookup.judgement.missing
+            edits.append(mask_ids(graph, place.value, [place.use], missing, 0, "ple-raw-ids", place.casts))
     return Plan(tuple(edits))
 
 
@@ -173,16 +174,19 @@ Lookup = Callable[[Any], Any]
 def build(folder: Path, lookup: Lookup, target: Any = ct.target.iOS17, dynamic: bool = False) -> Path:
     """A package whose only function adds looked-up rows to a projection, as per-layer inputs are made (L=2, D=8).
 
-    `lookup` takes the ids [1,8] and returns rows [1,8,16].
+    `lookup` takes the ids [1,8] and returns rows [1,8,16], or a list of such.
     """
     length = mb_symbol() if dynamic else 8
     specs = [mb.TensorSpec((1, length, 16), types.fp32), mb.TensorSpec((1, length), types.int32)]
 
     @mb.program(input_specs=specs, opset_version=target)  # type: ignore[untyped-decorator]
     def program(hidden: Any, ids: Any) -> Any:
-        rows = mb.reshape(x=mb.mul(x=lookup(ids), y=np.float32(8**0.5)), shape=[1, -1, 2, 8])
-        projected = mb.reshape(x=mb.linear(x=hidden, weight=PROJECTION), shape=[1, -1, 2, 8])
-        return mb.add(x=projected, y=rows, name="out")
+        total = mb.reshape(x=mb.linear(x=hidden, weight=PROJECTION), shape=[1, -1, 2, 8])
+        found = lookup(ids)
+        for looked_up in found if isinstance(found, list) else [found]:
+            scaled = mb.mul(x=looked_up, y=np.float32(8**0.5))
+            total = mb.add(x=total, y=mb.reshape(x=scaled, shape=[1, -1, 2, 8]))
+        return mb.identity(x=total, name="out")
 
     model = ct.convert(
         program,
@@ -429,6 +433,31 @@ def test_programs_in_a_pipeline(copy: Copy, tmp_path: Path) -> None:
     assert verdicts(after) == [Verdict.PATCHED]
     assert coreml.differences(before, after, plan) == ()
     assert coreml.validate(after) == ()
+
+
+def test_a_cast_that_other_nodes_read_is_made_again(tmp_path: Path) -> None:
+    """coreml-cast16 has a cast of its own for the one lookup; two lookups share it (coremltools makes it once)."""
+
+    def two_lookups(ids: Any) -> Any:
+        narrow = mb.cast(x=mb.cast(x=ids, dtype="int16"), dtype="uint16")
+        return [mb.gather(x=table, indices=narrow, axis=0) for table in (TABLE, -TABLE)]
+
+    package = build(tmp_path, two_lookups)
+    both = mask(coreml.open_model(package))
+    first, second = both.edits
+    assert [(node.op, bool(node.reason)) for node in first.nodes][-3:] == [
+        (Op.WHERE, False),
+        (Op.CAST, True),
+        (Op.CAST, True),
+    ]
+    before, after, _ = mend(package, tmp_path / "both", both)
+    assert coreml.differences(before, after, both) == ()
+    assert coreml.validate(after) == ()
+    assert verdicts(after) == [Verdict.PATCHED]
+    _, after, _ = mend(package, tmp_path / "first", Plan((first,)))
+    lookups = ple.analyse(after.graphs[0], TOKENS).lookups
+    assert [lookup.verdict for lookup in lookups] == [Verdict.PATCHED, Verdict.RAW]
+    assert any(second.redirects[0].use.node in line for line in coreml.differences(before, after, both))
 
 
 def test_two_edits_of_one_graph(copy: Copy, tmp_path: Path) -> None:

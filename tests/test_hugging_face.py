@@ -55,8 +55,7 @@ def run(bundle: Path, feeds: Arrays, output: str) -> NDArray[Any]:
     session = onnxruntime.InferenceSession(bundle, providers=["CPUExecutionProvider"])
     types = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(int64)": np.int64}
     inputs = {item.name: feeds[item.name].astype(types[item.type]) for item in session.get_inputs()}
-    result: NDArray[Any] = session.run([output], inputs)[0]
-    return result.astype(np.float32)
+    return np.asarray(session.run([output], inputs)[0], np.float32)
 
 
 def tapped(bundle: Path, value: str) -> Path:
@@ -96,8 +95,8 @@ def test_combined_where_the_splice_covers_the_row(name: str, copy: Copy) -> None
     assert (covered & np.isin(ids, list(tokens.media.values()))).any()
 
     def error() -> NDArray[Any]:
-        distance: NDArray[Any] = np.abs(combined(name, bundle, reference) - reference["per_layer_inputs"])
-        return distance[0].max(axis=(1, 2))
+        distance = np.abs(combined(name, bundle, reference) - reference["per_layer_inputs"])
+        return np.asarray(distance[0].max(axis=(1, 2)))
 
     if name != "mobius-embedding":  # there, image and audio are right before: only video is not masked
         assert error()[covered].max() > 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,13 @@ from g4patch.runtimes import Unavailable
 from g4patch.view import Graph, Shape
 
 
-@dataclass
+@dataclass(frozen=True)
 class OrtProbe:
     """A `g4patch.runtimes.Probe`. `cut(feed, output)` isolates a part of the model whose data lies in `folder`."""
 
     cut: Callable[[str, str], ModelProto]
     folder: Path
     view: Graph
-    _sessions: dict[tuple[str, str], onnxruntime.InferenceSession] = field(default_factory=dict)
 
     @property
     def runtime(self) -> str:
@@ -53,19 +52,17 @@ class OrtProbe:
         return result
 
     def _session(self, feed: str, output: str) -> onnxruntime.InferenceSession:
-        if (feed, output) not in self._sessions:
-            options = onnxruntime.SessionOptions()
-            # As stored: optimisation could convert a whole table before the first row is read.
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.log_severity_level = 4
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
-            content = self.cut(feed, output).SerializeToString()
-            try:
-                session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # onnxruntime raises a class of its own for each status
-                raise Unavailable(f"onnxruntime cannot load the lookup: {_first_line(error)}") from error
-            self._sessions[feed, output] = session
-        return self._sessions[feed, output]
+        """A session for one run: as long as it lives, the pages of the table that it read count as ours."""
+        options = onnxruntime.SessionOptions()
+        # As stored: optimisation could convert a whole table before the first row is read.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
+        content = self.cut(feed, output).SerializeToString()
+        try:
+            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises a class of its own for each status
+            raise Unavailable(f"onnxruntime cannot load the lookup: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ def _export_dynamo(module: nn.Module, inputs: dict[str, Tensor], output: str, fo
         (),
         kwargs=doubled,
         dynamo=True,
-        dynamic_shapes={name: dims for name in inputs},
+        dynamic_shapes=dict.fromkeys(inputs, dims),
         output_names=[output],
         verbose=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.formats.onnx.slice import cut
-from g4patch.formats.onnx.walk import blocks, tensors
 from g4patch.formats.onnx.view import OnnxGraph, build
+from g4patch.formats.onnx.walk import blocks, tensors
 from g4patch.runtimes import Probe
 
 _LFS = b"version https://git-lfs"
@@ -32,8 +32,7 @@ def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
     source = staged.get(path, path)
     proto = parse(source)
     folder = path.parent
-    external = (tensor for tensor in tensors(proto) if tensor.data_location == TensorProto.EXTERNAL)
-    data = sorted({_data_file(folder, tensor) for tensor in external})
+    data = _data_files(folder, [t for t in tensors(proto) if t.data_location == TensorProto.EXTERNAL])
     graph = build(proto, folder)
     opsets = ", ".join(f"{entry.domain or 'opset'} {entry.version}" for entry in proto.opset_import)
     producer = " ".join(part for part in (proto.producer_name, proto.producer_version) if part)
@@ -84,28 +83,34 @@ def _refuse_unreadable_names(proto: ModelProto, path: Path) -> None:
         raise BundleError(f"{path} has names that are not text", "is the file damaged? copy it again")
 
 
-def _data_file(folder: Path, tensor: TensorProto) -> Path:
-    """The file that holds a tensor. Raises BundleError where it is missing, too short, or outside the folder."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = PurePosixPath(entries.get("location", ""))
-    name = tensor.name or "a constant"
-    if not location.parts or location.is_absolute() or ".." in location.parts or "\\" in str(location):
+def _data_files(folder: Path, external: Sequence[TensorProto]) -> list[Path]:
+    """The files that hold tensors. Raises BundleError where one is missing, too short, or outside the folder."""
+    ends: dict[str, int] = {}
+    for tensor in external:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        try:
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+        except ValueError:
+            offset = length = -1
+        if min(offset, length) < 0:
+            raise BundleError(f"the external data of {tensor.name} has no readable place", "export the model again")
+        location = entries.get("location", "")
+        ends[location] = max(ends.get(location, 0), offset + length)
+    return sorted(_data_file(folder, location, end) for location, end in ends.items())
+
+
+def _data_file(folder: Path, location: str, end: int) -> Path:
+    place = PurePosixPath(location)
+    if not place.parts or place.is_absolute() or ".." in place.parts or "\\" in location or "\0" in location:
         raise BundleError(
-            f"the external data of {name} is at {str(location)!r}, outside the model's folder",
+            f"external data is at {location!r}, outside the model's folder",
             "external data must lie beside the model or below it",
         )
-    path = folder / location
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except OSError as error:
-        raise BundleError(f"the external data file {path} is missing", "copy it beside the model") from error
-    except ValueError as error:
-        raise BundleError(f"the external data of {name} has no readable place", "export the model again") from error
-    if min(offset, length) < 0 or offset + length > size:
-        raise _short(path, size, offset + length)
+    path = folder / place
+    if not path.is_file():
+        raise BundleError(f"the external data file {path} is missing", "copy it beside the model")
+    if path.stat().st_size < end:
+        raise _short(path, path.stat().st_size, end)
     return path
 
 
