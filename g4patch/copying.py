@@ -41,7 +41,9 @@ def copied(model: Model, out: Path, progress: Progress) -> Iterator[Copy]:
         raise UsageError(f"{out} does not end in {model.path.suffix}", "name the output like the input")
     root = model.path.parent
     inside = [path for path in model.path.rglob("*") if path.is_file()] if model.path.is_dir() else model.files
-    folder = out.with_name(f".{out.name}{_PARTIAL}")
+    # A new folder is made whole beside its place, and gets its name in one step.
+    beside = out.parent if not out.parent.exists() else out
+    folder = beside.with_name(f".{beside.name}{_PARTIAL}")
     targets = {path: folder / path.relative_to(root) for path in inside}
     _refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if path != model.path])
     _refuse_full(out, sum(path.stat().st_size for path in inside))
@@ -73,14 +75,22 @@ def _refuse_full(out: Path, needed: int) -> None:
 
 
 def publish_copy(copy: Copy) -> int:
-    """Move a finished copy to where it belongs, the bundle itself last. Returns the bytes of the copy."""
+    """Move a finished copy to where it belongs, into a folder that is there the bundle itself last.
+
+    Returns the bytes of the copy.
+    """
     for original, path in copy.staged.items():
         shutil.copystat(original, path)
         sync(path)
     size = sum(path.stat().st_size for path in copy.folder.rglob("*") if path.is_file())
-    for path in sorted(copy.folder.iterdir(), key=lambda path: path == copy.bundle):
-        os.replace(path, copy.out if path == copy.bundle else copy.out.parent / path.name)
-    sync(copy.out.parent)
+    if copy.out.name == copy.bundle.name and not copy.out.parent.exists():
+        os.replace(copy.folder, copy.out.parent)
+        sync(copy.out.parent.parent)
+    else:
+        copy.out.parent.mkdir(exist_ok=True)
+        for path in sorted(copy.folder.iterdir(), key=lambda path: path == copy.bundle):
+            os.replace(path, copy.out if path == copy.bundle else copy.out.parent / path.name)
+        sync(copy.out.parent)
     return size
 
 

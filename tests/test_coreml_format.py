@@ -712,7 +712,7 @@ def test_own_checks(damage: Callable[[Any], None], line: str, copy: Copy) -> Non
 def test_a_value_that_is_defined_twice_is_refused(copy: Copy) -> None:
     package = copy("coreml-fp32")
     rewrite(package, lambda model: main_block(model).operations.add().CopyFrom(operation(model, "is_image")))
-    with pytest.raises(BundleError, match="function main defines is_image twice"):
+    with pytest.raises(BundleError, match="function main holds two values called is_image"):
         coreml.open_model(package)
 
 
@@ -789,6 +789,11 @@ def absolute(package: Path) -> None:
 def linked_away(package: Path) -> None:
     (package / MODEL).rename(package.parent / "outside.mlmodel")
     (package / MODEL).symlink_to(package.parent / "outside.mlmodel")
+
+
+def manifest_linked_away(package: Path) -> None:
+    (package / "Manifest.json").rename(package.parent / "outside.json")
+    (package / "Manifest.json").symlink_to(package.parent / "outside.json")
 
 
 def weights_linked_away(package: Path) -> None:
@@ -874,6 +879,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "root leaves the package": (leaves_the_package, "leads out of the package"),
     "root is absolute": (absolute, "leads out of the package"),
     "root is linked away": (linked_away, "leads out of the package"),
+    "manifest is linked away": (manifest_linked_away, "Manifest.json leads out of the package"),
     "weights are linked away": (weights_linked_away, "leads out of the package"),
     "weights are outside": (weights_elsewhere("@model_path/../../../config.json"), "leads out of the package"),
     "weights are absolute": (weights_elsewhere("@model_path//etc/passwd"), "leads out of the package"),

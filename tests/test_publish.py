@@ -1,0 +1,192 @@
+"""In place, elsewhere, and back: killed at every step on the disk, a bundle is the old one or the new one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from g4patch import engine, fix, publish, revert, verify
+from g4patch.cli import main
+from g4patch.errors import BundleError, UsageError
+from g4patch.report import Check, Outcome, Status
+from tests.conftest import Copy, tree
+from tests.kill import steps_of
+
+SAMPLES = ["onnx-stage", "coreml-fp16", "coreai-stage"]
+
+
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that pass at once: what is tested here is what stands around them."""
+    passed = (Check("structure", Status.PASSED, "not looked at in this test"),)
+    monkeypatch.setattr(verify, "verify_patch", lambda before, after, plan: passed)
+
+
+def without_backup(folder: Path) -> dict[str, str]:
+    return {path: digest for path, digest in tree(folder).items() if ".g4patch" not in path}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_checks")
+@pytest.mark.parametrize("command", ["fix", "revert", "fix elsewhere"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_kill_at_every_step(name: str, command: str, copy: Copy, tmp_path: Path) -> None:
+    pristine = copy(name)
+    if command == "revert":
+        fix(pristine)
+    old = without_backup(pristine.parent)
+    start, work = tmp_path / "start", tmp_path / "work"
+    shutil.copytree(pristine.parent, start)
+    bundle, out = work / pristine.name, tmp_path / "out" / pristine.name
+
+    def run() -> object:
+        if command == "revert":
+            return revert(bundle)
+        return fix(bundle, out=out if command == "fix elsewhere" else None)
+
+    def again() -> None:
+        for place in (work, out.parent):
+            shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(start, work)
+
+    again()
+    total = steps_of(run)
+    assert total is not None
+    assert total > 10
+    new = without_backup(work)
+    published = tree(out.parent) if command == "fix elsewhere" else {}
+    for step in range(total):
+        again()
+        assert steps_of(run, kill_at=step) is None
+        engine.check(bundle)  # any next command tidies up
+        assert without_backup(work) in (old, new), f"step {step}"
+        assert not [path for path in tree(work) if path.endswith(("-stage", ".pending", ".partial", "lock"))]
+        if command == "fix elsewhere":
+            assert not out.exists() or tree(out.parent) == published, f"step {step}"
+        done = out.exists() if command == "fix elsewhere" else without_backup(work) == new
+        if not done:
+            assert steps_of(run) is not None
+            assert without_backup(work) == new
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_revert_is_byte_for_byte(name: str, copy: Copy) -> None:
+    bundle = copy(name)
+    before = tree(bundle.parent)
+    assert fix(bundle).outcome is Outcome.FIXED
+    assert revert(bundle)
+    assert tree(bundle.parent) == before
+    with pytest.raises(UsageError, match="not changed by g4patch"):
+        revert(bundle)
+
+
+def test_receipt_says_what_was_done(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    report = fix(bundle)
+    assert report.publication is not None
+    assert report.publication.backup is not None
+    receipt = json.loads((report.publication.backup / "receipt.json").read_text())
+    assert receipt["token_ids"]["image"] == {"id": 310, "source": "config.json"}
+    assert receipt["plan"] == {"sha256": report.plan.digest, "nodes_added": 6, "uses_redirected": 1}
+    assert [check["status"] for check in receipt["checks"]] == ["passed", "passed", "passed"]
+    assert receipt["findings"][0]["rule"] == "ple-raw-ids"
+    assert receipt["files"][0]["sha256"] == tree(bundle.parent)["model.onnx"]
+
+
+def test_revert_refuses_a_file_that_was_changed_since(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    content = bundle.read_bytes()
+    bundle.write_bytes(content + b"\0")
+    with pytest.raises(BundleError, match="changed since"):
+        revert(bundle)
+    bundle.write_bytes(content)
+    revert(bundle)
+
+
+def test_receipts_cannot_point_outside(copy: Copy, tmp_path: Path) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    receipt = publish.backup_folder(bundle) / "0001" / "receipt.json"
+    content = json.loads(receipt.read_text())
+    content["files"][0]["path"] = "../../elsewhere"
+    receipt.write_text(json.dumps(content))
+    with pytest.raises(BundleError, match="outside the bundle"):
+        revert(bundle)
+
+
+def test_a_link_is_not_replaced(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = copy("onnx-fp16")
+    cache = bundle.with_name("blob")
+    bundle.rename(cache)
+    bundle.symlink_to(cache)
+    assert main(["fix", str(bundle)]) == 2
+    err = capsys.readouterr().err
+    assert "is a link to" in err
+    assert "-o OUT" in err
+    assert bundle.is_symlink()
+    assert main(["fix", str(bundle), "-o", str(bundle.parent / "out")]) == 0
+
+
+def test_too_little_disk_is_said_before_anything_is_written(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = copy("onnx-stage")
+    before = tree(bundle.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    with pytest.raises(BundleError, match="bytes free"):
+        fix(bundle)
+    with pytest.raises(UsageError, match="bytes free"):
+        fix(bundle, out=bundle.parent / "out")
+    assert tree(bundle.parent) == before
+
+
+def test_two_runs_at_once(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    folder = publish.backup_folder(bundle)
+    folder.mkdir()
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    before = tree(bundle.parent)
+    with pytest.raises(BundleError, match="another g4patch"):
+        fix(bundle)
+    assert engine.check(bundle).exit_code == 1
+    assert tree(bundle.parent) == before
+    os.close(descriptor)
+    assert fix(bundle).outcome is Outcome.FIXED
+
+
+def test_interrupt_leaves_nothing(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = copy("onnx-stage")
+    before = tree(bundle.parent)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "verify_patch", interrupted)
+    assert main(["fix", str(bundle)]) == 130
+    assert main(["fix", str(bundle), "-o", str(bundle.parent / "out")]) == 130
+    assert {path for path in tree(bundle.parent)} == set(before)
+    assert tree(bundle.parent) == before
+
+
+def test_modes_are_kept(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    bundle.chmod(0o600)
+    fix(bundle)
+    assert bundle.stat().st_mode & 0o777 == 0o600
+
+
+def test_output_that_exists_is_not_overwritten(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    with pytest.raises(UsageError, match="exists already"):
+        fix(bundle, out=bundle)
+    other = bundle.parent / "other"
+    other.mkdir()
+    (other / "model.onnx.data").write_bytes(b"somebody's")
+    with pytest.raises(UsageError, match="exists already"):
+        fix(bundle, out=other)
+    assert (other / "model.onnx.data").read_bytes() == b"somebody's"
