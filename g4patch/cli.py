@@ -80,10 +80,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "check", "look for faults; nothing is written", _check)
     command.add_argument("bundles", nargs="*", type=Path, metavar="BUNDLE", help="default: the one in this folder")
-    _add_tokens(command)
+    _add_common(command)
 
     command = _command(commands, "fix", "mend a bundle and prove it", _fix)
     command.add_argument("-o", "--output", type=Path, metavar="OUT", help="write there; leave the input alone")
+    command.add_argument("--unsafe", action="store_true", help="also make edits that are not safe everywhere")
     command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
     command.add_argument(
         "--require",
@@ -119,10 +120,13 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
         metavar="BUNDLE",
         help=".onnx, .mlpackage or .aimodel; default: the one in this folder",
     )
-    _add_tokens(command)
+    _add_common(command)
 
 
-def _add_tokens(command: argparse.ArgumentParser) -> None:
+def _add_common(command: argparse.ArgumentParser) -> None:
+    rules = command.add_argument_group("rules", "default: all; see g4patch explain")
+    for flag, what in (("select", "run only"), ("ignore", "do not run")):
+        rules.add_argument(f"--{flag}", action="append", default=[], metavar="RULE", help=f"{what} this rule")
     group = command.add_argument_group(
         "token ids", "default: config.json and the like beside the bundle, then Gemma 4's"
     )
@@ -134,8 +138,14 @@ def _options(arguments: argparse.Namespace, err: Console) -> engine.Options:
     tokens = TokenFlags(
         arguments.image_token_id, arguments.audio_token_id, arguments.video_token_id, arguments.pad_token_id
     )
-    required = frozenset(getattr(arguments, "require", []))
-    return engine.Options(tokens, required, progress.reporter(err))
+    return engine.Options(
+        tokens,
+        select=frozenset(arguments.select),
+        ignore=frozenset(arguments.ignore),
+        unsafe=getattr(arguments, "unsafe", False),
+        required=frozenset(getattr(arguments, "require", [])),
+        progress=progress.reporter(err),
+    )
 
 
 def _inspect(arguments: argparse.Namespace, out: Console, err: Console) -> int:

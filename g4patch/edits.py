@@ -91,19 +91,48 @@ def mask_ids(
     a known integer dtype and `ids` must not be empty. `casts` are made again behind it, in order, where the uses are
     not of `value` itself but of what those casts make of it.
     """
-    dtype = graph.value(value).dtype
-    if dtype is None or not ids:
-        raise ValueError("a mask needs the dtype of its value and at least one id")
-    nodes: list[NewNode] = []
-    mask = ""
-    for number, token in enumerate(ids):
-        equal = NewNode(Op.EQUAL, {"x": value, "y": Const(dtype, token)}, f"$is_{token}")
-        nodes.append(equal)
-        if number:
-            nodes.append(NewNode(Op.OR, {"x": mask, "y": equal.output}, f"$any_{number}"))
-        mask = nodes[-1].output
-    nodes.append(NewNode(Op.WHERE, {"condition": mask, "x": Const(dtype, pad), "y": value}, "$masked"))
+    nodes, mask = _is_any(graph, value, ids)
+    nodes.append(NewNode(Op.WHERE, {"condition": mask, "x": Const(_dtype(graph, value), pad), "y": value}, "$masked"))
     for number, cast in enumerate(casts, start=1):
         reason = f"{cast.address}, which does the same, feeds other nodes too"
         nodes.append(NewNode(Op.CAST, {"x": nodes[-1].output}, f"$cast_{number}", cast.attributes, reason))
     return GraphEdit(graph.name, rule, tuple(nodes), tuple(Redirect(use, nodes[-1].output) for use in uses))
+
+
+def widen(
+    graph: Graph, condition: str, inverted: bool, value: str, use: Use, ids: Sequence[int], rule: str
+) -> GraphEdit:
+    """`or(condition, isin(value, ids))` for one use of a condition; where that is `inverted`, its negation is widened.
+
+    `value` holds the ids in the shape of `condition`; `ids` must not be empty.
+    """
+    nodes, mask = _is_any(graph, value, ids)
+    if inverted:
+        nodes.append(NewNode(Op.NOT, {"x": condition}, "$spliced"))
+        nodes.append(NewNode(Op.OR, {"x": "$spliced", "y": mask}, "$more_spliced"))
+        nodes.append(NewNode(Op.NOT, {"x": "$more_spliced"}, "$widened"))
+    else:
+        nodes.append(NewNode(Op.OR, {"x": condition, "y": mask}, "$widened"))
+    return GraphEdit(graph.name, rule, tuple(nodes), (Redirect(use, "$widened"),))
+
+
+def _is_any(graph: Graph, value: str, ids: Sequence[int]) -> tuple[list[NewNode], str]:
+    """Nodes for `isin(value, ids)`, made of equal and or, and the name of their result."""
+    nodes: list[NewNode] = []
+    mask = ""
+    for number, token in enumerate(ids):
+        equal = NewNode(Op.EQUAL, {"x": value, "y": Const(_dtype(graph, value), token)}, f"$is_{token}")
+        nodes.append(equal)
+        if number:
+            nodes.append(NewNode(Op.OR, {"x": mask, "y": equal.output}, f"$any_{number}"))
+        mask = nodes[-1].output
+    if not nodes:
+        raise ValueError("a mask needs at least one id")
+    return nodes, mask
+
+
+def _dtype(graph: Graph, value: str) -> str:
+    dtype = graph.value(value).dtype
+    if dtype is None:
+        raise ValueError(f"a mask needs the dtype of {value}")
+    return dtype

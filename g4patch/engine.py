@@ -14,7 +14,7 @@ from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.ple import GraphAnalysis, analyse
 from g4patch.report import Finding, Outcome, Publication, Report, Subject
-from g4patch.rules import find_rules
+from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
 
 
@@ -24,9 +24,16 @@ def _silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may ask for. `required` names checks that must not be skipped."""
+    """What a user may ask for.
+
+    `select` and `ignore` name rules: all are run where `select` is empty. `unsafe` also applies edits that are not
+    safe. `required` names checks that must not be skipped.
+    """
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+    unsafe: bool = False
     required: frozenset[str] = frozenset()
     progress: Progress = _silent
 
@@ -74,13 +81,21 @@ def check(path: Path | None = None, options: Options = Options()) -> Report:
 def _judge(command: str, path: Path, options: Options) -> Report:
     started = time.monotonic()
     subject = open_bundle(path, options)
-    findings = tuple(finding for rule in find_rules() for finding in rule.run(subject))
-    plan = _plan(subject, findings)
+    findings = tuple(finding for rule in _rules(options) for finding in rule.run(subject))
+    plan = _plan(subject, findings, options.unsafe)
     return Report(command, subject, findings, plan, seconds=time.monotonic() - started)
 
 
-def _plan(subject: Subject, findings: Sequence[Finding]) -> Plan:
-    edits = [edit for finding in findings for edit in finding.edits]
+def _rules(options: Options) -> tuple[Rule, ...]:
+    """The rules to run. Raises RuleError for a name that is no rule."""
+    for name in options.select | options.ignore:
+        find_rule(name)
+    chosen = (rule for rule in find_rules() if rule.id not in options.ignore)
+    return tuple(rule for rule in chosen if not options.select or rule.id in options.select)
+
+
+def _plan(subject: Subject, findings: Sequence[Finding], unsafe: bool) -> Plan:
+    edits = [edit for finding in findings if unsafe or not finding.unsafe for edit in finding.edits]
     return formats.of(subject.model).complete(subject.model, Plan(tuple(edits))) if edits else Plan()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4patch import recognise
-from g4patch.cone import NotAMap, map_ids, trace
+from g4patch.cone import NotAMap, map_ids, shape_of, trace
 from g4patch.errors import BundleError
 from g4patch.recognise import Downstream
 from g4patch.tokens import TokenFacts
@@ -78,10 +78,15 @@ class RowMap:
 class Splice:
     """`where(cond, hidden_states, embed_tokens(ids))`: the ids whose rows come from the other branch.
 
-    `outside` are those that are not ids of the vocabulary; `reason` is set where the condition was not evaluated.
+    `rows` is the graph input that hands them in, "" where they are computed. `condition` has one element an id, and is
+    `inverted` where it is true for rows that stay. `outside` are ids that are not of the vocabulary; `reason` is set
+    where the condition was not evaluated.
     """
 
-    node: str
+    node: Node
+    rows: str
+    condition: str
+    inverted: bool
     ids: tuple[int, ...] = ()
     outside: tuple[int, ...] = ()
     reason: str = ""
@@ -107,7 +112,11 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One gather that reads the PLE table, and all that was found out about it."""
+    """One gather that reads the PLE table, and all that was found out about it.
+
+    `combined` is the value that the layers get, None where nothing is summed; `layers_used` are the layers whose slices
+    of it the graph takes, None where that is unclear.
+    """
 
     graph: str
     gather: Node
@@ -118,6 +127,8 @@ class Lookup:
     scale: float | None
     evidence: tuple[str, ...]
     path: tuple[str, ...]
+    combined: str | None
+    layers_used: frozenset[int] | None
     judgement: Judgement
 
     @property
@@ -264,7 +275,22 @@ def _lookup(
         reason = "rows are spliced by ids outside the vocabulary, so the media ids are never fed"
         judgement = replace(judgement, verdict=Verdict.OTHER_SCHEME, reason=reason)
     layers, width = downstream.tail
-    return Lookup(graph.name, node, table, ids_input, layers, width, downstream.scale, evidence, path, judgement)
+    combined = recognise.combined(graph, downstream.sum) if downstream.sum else None
+    used = recognise.layers_used(graph, combined, layers) if combined else None
+    return Lookup(
+        graph=graph.name,
+        gather=node,
+        table=table,
+        ids_input=ids_input,
+        layers=layers,
+        layer_width=width,
+        scale=downstream.scale,
+        evidence=evidence,
+        path=path,
+        combined=combined,
+        layers_used=used,
+        judgement=judgement,
+    )
 
 
 def _judge(
@@ -354,19 +380,21 @@ def _per_id(graph: Graph, value: str) -> str:
 
 def _splice(graph: Graph, select: recognise.Select, table: Table, tokens: TokenFacts) -> Splice:
     """Which ids of the vocabulary take the other branch of a `where` that token-embedding rows meet."""
-    node = select.node
-    condition = _per_id(graph, node.operands["condition"])
+    condition = _per_id(graph, select.node.operands["condition"])
+    rows = recognise.handed_in(graph, recognise.other_branch(select), table.width)
+    splice = Splice(select.node, rows, condition, select.kept_when_true)
     roots = recognise.integer_roots(graph, condition)
     if len(roots) != 1:
-        return Splice(node.address, reason="its condition does not come from the token ids alone")
+        return replace(splice, reason="its condition does not come from the token ids alone")
     (ids_input,) = roots
     ids = domain(tokens, table.rows, graph.value(ids_input).dtype)
     try:
         taken = map_ids(graph, condition, ids_input, ids).astype(bool) != select.kept_when_true
     except NotAMap as error:
-        return Splice(node.address, reason=f"its condition {error.reason}")
+        return replace(splice, reason=f"its condition {error.reason}")
     inside = (ids >= 0) & (ids < (tokens.vocabulary or table.rows))
-    return Splice(node.address, tuple(ids[taken & inside].tolist()), tuple(ids[taken & ~inside].tolist()))
+    spliced, outside = ids[taken & inside], ids[taken & ~inside]
+    return replace(splice, ids=tuple(spliced.tolist()), outside=tuple(outside.tolist()))
 
 
 @dataclass(frozen=True)
@@ -415,3 +443,31 @@ def _equals_id(graph: Graph, value: str, lookup: Lookup) -> bool:
     except NotAMap:
         return False
     return bool(np.all((values == inside.ids) | np.isin(inside.ids, lookup.judgement.masked)))
+
+
+def place_for_widening(
+    graph: Graph, splice: Splice, tokens: TokenFacts, dtypes: frozenset[str]
+) -> tuple[str, Use] | str:
+    """The ids in the shape of a splice's condition, and the use of the condition on the way to the splice.
+
+    Returns the reason where there is no such place.
+    """
+    value, use = splice.node.operands["condition"], Use(splice.node.address, "condition")
+    while value != splice.condition:
+        node = graph.producer(value)
+        if node is None or len(graph.uses(value)) > 1:
+            return f"{value}, made of the condition, feeds other nodes too"
+        use, value = Use(node.address, "x"), node.operands["x"]
+    if not graph.node(use.node).editable:
+        return "the splice is in a function that is called"
+    cone = trace(graph, splice.condition)
+    candidates = (*cone.inputs, *(node.output for node in cone.nodes))
+    (ids_input,) = cone.inputs
+    shape = shape_of(graph, splice.condition, ids_input)
+    ids = np.arange(tokens.vocabulary or max(tokens.media.values()) + 1)
+    for name in candidates:
+        if graph.value(name).dtype not in dtypes or shape_of(graph, name, ids_input) != shape:
+            continue
+        if np.array_equal(map_ids(graph, name, ids_input, ids), ids):
+            return name, use
+    return "no value beside the condition holds the token ids"

@@ -32,13 +32,13 @@ class Downstream:
     """What becomes of rows on their way to the layers.
 
     `scale` is the product of the scalars they are multiplied with, None where paths disagree. `tail` is the (L, D) of
-    the reshape. `zeroing` are `mul`s by a mask of the ids and `where`s against a constant; `selects` are `where`s
-    against other rows.
+    the reshape. `sum` is what they are added up to with a projection, `output` the graph output that they reach.
+    `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant, `selects` against other rows.
     """
 
     scale: float | None
     tail: tuple[int, int] | None
-    summed: bool
+    sum: str | None
     output: str | None
     masks: tuple[tuple[Node, str], ...]
     zeroing: tuple[Select, ...]
@@ -90,7 +90,8 @@ def follow(graph: Graph, start: str, width: int, tail: tuple[int, int] | None = 
     `tail` is given where the table itself is `[V, L, D]`.
     """
     ends: set[float] = set()
-    summed, output = False, None
+    total: str | None = None
+    output: str | None = None
     masks: list[tuple[Node, str]] = []
     zeroing: list[Select] = []
     selects: list[Select] = []
@@ -116,15 +117,15 @@ def follow(graph: Graph, start: str, width: int, tail: tuple[int, int] | None = 
                 against_constant = graph.scalar(other) is not None
                 (zeroing if against_constant else selects).append(Select(node, use.operand == "x"))
                 onward = factor
-            elif node.op is Op.ADD:
-                summed = summed or _behind_matmul(graph, other)
+            elif node.op is Op.ADD and _behind_matmul(graph, other):
+                total = node.output
             if onward is None:
                 ends.add(factor)
             elif node.output not in seen:
                 seen.add(node.output)
                 queue.append((node.output, onward))
     scale = ends.pop() if len(ends) == 1 else None
-    return Downstream(scale, tail, summed, output, tuple(masks), tuple(zeroing), tuple(selects))
+    return Downstream(scale, tail, total, output, tuple(masks), tuple(zeroing), tuple(selects))
 
 
 def _other_operand(node: Node, operand: str) -> str:
@@ -182,12 +183,12 @@ def ple_evidence(width: int, downstream: Downstream, tokens: TokenFacts) -> tupl
         return ()
     layers, inner = downstream.tail
     configured = downstream.tail == (tokens.layers, tokens.layer_width)
-    if not (downstream.summed or downstream.output or configured):
+    if not (downstream.sum or downstream.output or configured):
         return ()
     lines = [f"width {width} = {layers} x {inner}", f"reshape to [..,{layers},{inner}]"]
     if is_scale(downstream.scale, inner):
         lines.append(f"scale sqrt({inner})")
-    if downstream.summed:
+    if downstream.sum:
         lines.append("sum with a projection")
     elif downstream.output:
         lines.append("is a graph output")
@@ -202,7 +203,7 @@ def is_token_embedding(graph: Graph, table: Table, downstream: Downstream, token
         return False
     ple_width = (tokens.layers or 0) * (tokens.layer_width or 0)
     by_width = table.width == tokens.hidden_size and table.width != ple_width
-    by_splice = any(_is_handed_in(graph, _other_branch(select), table.width) for select in downstream.selects)
+    by_splice = any(handed_in(graph, other_branch(select), table.width) for select in downstream.selects)
     return by_width or by_splice or (table.width > 1 and is_scale(downstream.scale, table.width))
 
 
@@ -212,18 +213,20 @@ def is_scale(scale: float | None, width: int) -> bool:
     return scale is not None and abs(scale - expected) <= expected * _SCALE_TOLERANCE
 
 
-def _other_branch(select: Select) -> str:
+def other_branch(select: Select) -> str:
+    """The rows that come where those that were followed do not."""
     return select.node.operands["y" if select.kept_when_true else "x"]
 
 
-def _is_handed_in(graph: Graph, name: str, width: int) -> bool:
-    """Whether a value is a graph input of rows of this width, perhaps cast or reshaped."""
+def handed_in(graph: Graph, name: str, width: int) -> str:
+    """The graph input of rows of this width that a value is, perhaps cast or reshaped; "" if it is none."""
     node = graph.producer(name)
     while node is not None and node.op in VIEW_OPS:
         name = node.operands["x"]
         node = graph.producer(name)
     value = graph.input(name)
-    return value is not None and value.shape is not None and value.shape[-1:] == (width,)
+    fits = value is not None and value.shape is not None and value.shape[-1:] == (width,)
+    return value.name if value is not None and fits else ""
 
 
 def is_host_side(graph: Graph, value: Value, tokens: TokenFacts) -> bool:
@@ -235,3 +238,42 @@ def is_host_side(graph: Graph, value: Value, tokens: TokenFacts) -> bool:
         return True
     width = shape[-1]
     return width is not None and follow(graph, value.name, width).tail is not None
+
+
+def combined(graph: Graph, total: str) -> str:
+    """What the layers get of a sum of PLE and projection: the sum itself, or its product with a scalar (2^-0.5)."""
+    following = [node for _, node in graph.consumers(total)]
+    if len(following) == 1 and following[0].op is Op.MUL:
+        scalars = [graph.scalar(name) for name in following[0].operands.values()]
+        if any(scalar is not None for scalar in scalars):
+            return following[0].output
+    return total
+
+
+def layers_used(graph: Graph, value: str, layers: int) -> frozenset[int] | None:
+    """Which layers' slices of a value `[.., L, D]` the graph takes: all where it is put out; None where unclear.
+
+    A stage that does not take the first slice is not the first stage.
+    """
+    used: set[int] = set()
+    queue = [value]
+    while queue:
+        name = queue.pop()
+        if name in graph.outputs:
+            return frozenset(range(layers))
+        for use, node in graph.consumers(name):
+            if node.op in VIEW_OPS and use.operand == "x":
+                queue.append(node.output)
+            elif node.op is Op.GATHER and use.operand == "data" and node.attributes["axis"] in (2, -2):
+                used.update(index % layers for index in graph.integers(node.operands["index"]) or ())
+            elif node.op is Op.SLICE and (span := _along_layers(node)) is not None:
+                used.update(range(layers)[slice(*span)])
+            elif node.op is not Op.SHAPE:
+                return None
+    return frozenset(used) or None
+
+
+def _along_layers(node: Node) -> tuple[int, int] | None:
+    ranges = node.attributes.get("ranges", {})
+    span: tuple[int, int] | None = ranges.get(2, ranges.get(-2))
+    return span

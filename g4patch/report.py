@@ -38,7 +38,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of one or more nodes, the edits that would mend it, or why there are none."""
+    """What a rule says of one or more nodes, the edits that would mend it, or why there are none.
+
+    `unsafe` is set where the edits are applied only on request, and says why. `withheld` says why there are no edits.
+    """
 
     rule: str
     severity: Severity
@@ -46,6 +49,7 @@ class Finding:
     graph: str
     nodes: tuple[str, ...] = ()
     edits: tuple[GraphEdit, ...] = ()
+    unsafe: str = ""
     withheld: str = ""
 
 

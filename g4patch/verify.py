@@ -73,12 +73,27 @@ def row_map(before: Subject, after: Subject) -> Check:
             continue
         problems += [where + line for line in _map_problems(old, new, before.tokens)]
         compared += len(new.judgement.row_map.ids) if new.judgement.row_map else 0
+    problems += _splice_problems(before, after)
     if len([lookup for analysis in after.analyses for lookup in analysis.lookups]) != len(pairs):
         problems.append("lookups appeared or disappeared")
     if problems:
         return Check("row map", Status.FAILED, problems[0], tuple(problems))
     media = len(before.tokens.media)
     return Check("row map", Status.PASSED, f"{compared:,} ids: {media} -> pad row, all others as before")
+
+
+def _splice_problems(before: Subject, after: Subject) -> Iterator[str]:
+    """A splice may take more media and PAD rows than before, and nothing else may change."""
+    allowed = {before.tokens.pad_id, *before.tokens.media.values()}
+    old = {(a.graph.name, splice.node.address): splice for a in before.analyses for splice in a.splices}
+    new = {(a.graph.name, splice.node.address): splice for a in after.analyses for splice in a.splices}
+    if old.keys() != new.keys():
+        yield "splices appeared or disappeared"
+    for key in old.keys() & new.keys():
+        lost, gained = set(old[key].ids) - set(new[key].ids), set(new[key].ids) - set(old[key].ids)
+        if lost or gained - allowed or old[key].outside != new[key].outside or old[key].reason != new[key].reason:
+            ids = sorted(lost | (gained - allowed))
+            yield f"the splice {key[1]} changed for ids that are neither media nor pad: {ids[:3] or 'outside'}"
 
 
 def _pairs(before: Subject, after: Subject) -> Iterator[tuple[Lookup, Lookup | None]]:

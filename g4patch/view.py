@@ -41,6 +41,8 @@ class Op(StrEnum):
     expand_dims squeeze                                  x                    axes: tuple of int
     shape                                                x
     concat                                               0, 1, ...            axis: int
+    slice                                                x                    ranges: axis -> (begin, end), where
+                                                                              constant (followed, not evaluated)
     expand                                               x, shape             (ONNX meaning: two-way broadcast)
     pass                                                 x                    (rows go through, as in dequantising;
                                                                               followed, not evaluated)
@@ -71,6 +73,7 @@ class Op(StrEnum):
     SHAPE = "shape"
     CONCAT = "concat"
     EXPAND = "expand"
+    SLICE = "slice"
     PASS = "pass"
     MATMUL = "matmul"
     OPAQUE = "opaque"

@@ -19,6 +19,9 @@ import onnx.parser
 CONFIG: dict[str, Any] = {"image_token_id": 10, "audio_token_id": 11, "video_token_id": 14, "pad_token_id": 0}
 
 
+_KEYS = ("verdict", "plan", "config")
+
+
 @dataclass(frozen=True)
 class Case:
     path: Path
@@ -39,7 +42,7 @@ class Case:
 def load(path: Path) -> Case:
     lines = path.read_text().splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-    stated = dict(comment.split(": ", 1) for comment in comments if ": " in comment)
+    stated = dict(comment.split(": ", 1) for comment in comments if comment.split(": ")[0] in _KEYS)
     graph = "\n".join(line for line in lines if not line.startswith("#"))
     return Case(path, stated["verdict"], stated.get("plan", ""), json.loads(stated.get("config", "{}")), graph)
 

@@ -294,6 +294,40 @@ def test_verdict_on_what_the_builder_makes(lookup: Lookup, verdict: Verdict, tmp
     assert verdicts(coreml.open_model(build(tmp_path, lookup))) == [verdict]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ranges"),
+    [
+        ({"begin": [0, 2, 0], "end": [1, 5, 16]}, {0: slice(0, 1), 1: slice(2, 5), 2: slice(0, 16)}),
+        ({"begin": [0, -3, 0], "end": [1, -1, 16]}, {1: slice(-3, -1)}),
+        (
+            {"begin": [0, 2, 3], "end": [0, 0, 5], "begin_mask": [True, False, False], "end_mask": [True, True, False]},
+            {0: slice(None), 1: slice(2, None), 2: slice(3, 5)},
+        ),
+        ({"begin": [0, -1, 0], "end": [1, 0, 16], "squeeze_mask": [False, True, False]}, {1: slice(-1, None)}),
+        ({"begin": [0, 0, 0], "end": [1, 8, 16], "stride": [1, 2, 1]}, {}),
+    ],
+)
+def test_slices_take_what_coremltools_takes(
+    arguments: dict[str, Any], ranges: dict[int, slice], tmp_path: Path
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def sliced(ids: Any) -> Any:
+        looked_up = rows(ids)
+        part = mb.slice_by_index(x=looked_up, **arguments)
+        shapes.append(tuple(part.shape))
+        return mb.add(x=looked_up, y=mb.reduce_sum(x=mb.cast(x=part, dtype="fp32")))
+
+    (graph,) = coreml.open_model(build(tmp_path, sliced)).graphs
+    (node,) = [node for node in graph.nodes if node.op is Op.SLICE]
+    found = node.attributes["ranges"]
+    for axis, expected in ranges.items():
+        assert range(*slice(*found[axis]).indices(8 if axis == 1 else 16)) == range(
+            *expected.indices(8 if axis == 1 else 16)
+        )
+    assert bool(found) == bool(ranges)
+
+
 # --- writing -------------------------------------------------------------------------------------------------------
 
 

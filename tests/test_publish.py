@@ -92,9 +92,9 @@ def test_receipt_says_what_was_done(copy: Copy) -> None:
     assert report.publication.backup is not None
     receipt = json.loads((report.publication.backup / "receipt.json").read_text())
     assert receipt["token_ids"]["image"] == {"id": 310, "source": "config.json"}
-    assert receipt["plan"] == {"sha256": report.plan.digest, "nodes_added": 6, "uses_redirected": 1}
+    assert receipt["plan"] == {"sha256": report.plan.digest, "nodes_added": 12, "uses_redirected": 2}
     assert [check["status"] for check in receipt["checks"]] == ["passed", "passed", "passed"]
-    assert receipt["findings"][0]["rule"] == "ple-raw-ids"
+    assert [finding["rule"] for finding in receipt["findings"]] == ["ple-raw-ids", "splice-misses-rows"]
     assert receipt["files"][0]["sha256"] == tree(bundle.parent)["model.onnx"]
 
 
@@ -136,7 +136,7 @@ def test_a_link_is_not_replaced(copy: Copy, capsys: pytest.CaptureFixture[str]) 
 def test_too_little_disk_is_said_before_anything_is_written(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = copy("onnx-stage")
     before = tree(bundle.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(BundleError, match="bytes free"):
         fix(bundle)
     with pytest.raises(UsageError, match="bytes free"):
@@ -169,7 +169,6 @@ def test_interrupt_leaves_nothing(copy: Copy, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(verify, "verify_patch", interrupted)
     assert main(["fix", str(bundle)]) == 130
     assert main(["fix", str(bundle), "-o", str(bundle.parent / "out")]) == 130
-    assert {path for path in tree(bundle.parent)} == set(before)
     assert tree(bundle.parent) == before
 
 

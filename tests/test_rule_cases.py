@@ -20,15 +20,23 @@ def described(finding: Finding) -> str:
     constants = [node.operands["y"] for node in edit.nodes if node.op is Op.EQUAL]
     ids = [str(constant.value) for constant in constants if isinstance(constant, Const)]
     uses = sorted(f"{redirect.use.node}.{redirect.use.operand}" for redirect in edit.redirects)
-    return f"mask {' '.join(ids)} at {' '.join(uses)}"
+    verb = "mask" if any(node.op is Op.WHERE for node in edit.nodes) else "take"
+    return f"{'unsafe, ' if finding.unsafe else ''}{verb} {' '.join(ids)} at {' '.join(uses)}"
+
+
+def said(finding: Finding) -> str:
+    if finding.withheld:
+        return f"{finding.rule}: withheld"
+    return f"{finding.rule}: {described(finding) if finding.edits else finding.severity}"
 
 
 def plan(report: Report) -> str:
-    findings = [finding for finding in report.findings if finding.severity == "error"]
-    if report.subject.verdict not in (Verdict.RAW, Verdict.PARTIAL):
+    """What all rules say; inconclusive verdicts and those without a fix are stated by the verdict alone."""
+    if report.subject.verdict not in (Verdict.RAW, Verdict.PARTIAL, Verdict.PATCHED):
         assert not report.plan.edits
         return ""
-    return " and ".join("withheld" if finding.withheld else described(finding) for finding in findings)
+    order = ("ple-raw-ids", "splice-misses-rows", "later-stage-projection")
+    return " and ".join(said(finding) for finding in sorted(report.findings, key=lambda item: order.index(item.rule)))
 
 
 @pytest.mark.parametrize("path", all_cases(), ids=lambda path: f"{path.parent.parent.name}/{path.stem}")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from g4patch import formats
 from g4patch.edits import mask_ids
-from g4patch.ple import GraphAnalysis, Lookup, Verdict, place_for_mask
+from g4patch.ple import GraphAnalysis, Lookup, Place, Verdict, place_for_mask
 from g4patch.report import Finding, Severity, Subject
 from g4patch.tokens import TokenFacts
-from g4patch.view import Use
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule
@@ -52,7 +51,7 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
             (node.address,),
             withheld=_NO_FIX[Verdict.AMBIGUOUS],
         )
-    groups: dict[tuple[str, tuple[int, ...]], list[tuple[Lookup, Use]]] = {}
+    groups: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[tuple[Lookup, Place]]] = {}
     for lookup in analysis.lookups:
         if lookup.verdict in _NO_FIX:
             yield _unfixable(rule, lookup, subject.tokens)
@@ -61,10 +60,12 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
             if isinstance(place, str):
                 yield replace(_fault(rule, [lookup], subject.tokens), withheld=place)
             else:
-                groups.setdefault((place[0], lookup.judgement.missing), []).append((lookup, place[1]))
-    for (value, missing), members in groups.items():
-        lookups, uses = zip(*members, strict=True)
-        edit = mask_ids(analysis.graph, value, uses, missing, subject.tokens.pad_id, rule.id)
+                key = (place.value, tuple(cast.address for cast in place.casts), lookup.judgement.missing)
+                groups.setdefault(key, []).append((lookup, place))
+    for (value, _, missing), members in groups.items():
+        lookups, places = zip(*members, strict=True)
+        uses = dict.fromkeys(place.use for place in places)
+        edit = mask_ids(analysis.graph, value, tuple(uses), missing, subject.tokens.pad_id, rule.id, places[0].casts)
         finding = _fault(rule, lookups, subject.tokens)
         # A note is not a fault: it says what is not known, and nothing is edited for it alone.
         yield replace(finding, edits=(edit,) if finding.severity is rule.severity else ())

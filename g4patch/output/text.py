@@ -198,7 +198,7 @@ def _media_row(modality: str, token: int, lookup: Lookup, tokens: TokenFacts) ->
 
 def _splice(splice: Splice, tokens: TokenFacts) -> str:
     if splice.reason:
-        return f"{splice.node}: {splice.reason}"
+        return f"{splice.node.address}: {splice.reason}"
     names = {**tokens.media, "pad": tokens.pad_id}
     taken = [name for name, token in names.items() if token in splice.ids]
     missed = [name for name in names if name not in taken]

@@ -137,7 +137,7 @@ def _apply_edit(graph: OnnxGraph, edit: GraphEdit, taken: set[str], version: int
         place.node.input[place.position] = lowered.names[redirect.value]
 
 
-_OPS: Mapping[Op, str] = {Op.EQUAL: "Equal", Op.OR: "Or", Op.WHERE: "Where", Op.RESHAPE: "Reshape"}
+_OPS: Mapping[Op, str] = {Op.EQUAL: "Equal", Op.OR: "Or", Op.NOT: "Not", Op.WHERE: "Where", Op.RESHAPE: "Reshape"}
 
 
 @dataclass

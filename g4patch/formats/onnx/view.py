@@ -50,6 +50,7 @@ _SIMPLE: dict[str, tuple[Op, tuple[str, ...]]] = {
     "Squeeze": (Op.SQUEEZE, _UNARY),
     "Shape": (Op.SHAPE, _UNARY),
     "Concat": (Op.CONCAT, ()),
+    "Slice": (Op.SLICE, ("x", "starts", "ends", "axes", "steps")),
     "Expand": (Op.EXPAND, ("x", "shape")),
     "ConstantOfShape": (Op.EXPAND, ("shape",)),
     "DequantizeLinear": (Op.PASS, ("x", "scale", "zero_point")),
@@ -278,6 +279,8 @@ class _Builder:
             return (Op.OPAQUE if unknown else op), ({"axes": axes} if axes else {}), operands
         if op is Op.CONCAT:
             return op, {"axis": ints.get("axis", 0)}, operands
+        if op is Op.SLICE:
+            return op, {"ranges": self.ranges(attributes, operands)}, operands
         if op is Op.SHAPE:
             return op, {"range": (ints.get("start"), ints.get("end"))}, operands
         if op is Op.RESHAPE:
@@ -289,6 +292,20 @@ class _Builder:
         if op is Op.CLIP and (node.op_type != "Clip" and len(node.input) != 2):
             return Op.OPAQUE, {}, operands
         return op, {}, operands
+
+    def ranges(self, attributes: Mapping[str, AttributeProto], operands: Mapping[str, str]) -> dict[int, tuple[int, int]]:
+        """Axis -> (begin, end) of a slice; its bounds are attributes before opset 10. Steps other than 1 give none."""
+
+        def integers(name: str) -> list[int] | None:
+            if name in attributes:
+                return list(attributes[name].ints)
+            constant = self.constants.get(operands.get(name, ""))
+            return [int(item) for item in constant.reshape(-1)] if constant is not None else None
+
+        begins, ends, axes, steps = (integers(name) for name in ("starts", "ends", "axes", "steps"))
+        if begins is None or ends is None or set(steps or [1]) != {1}:
+            return {}
+        return dict(zip(axes or range(len(begins)), zip(begins, ends, strict=False), strict=False))
 
     def axes(self, attributes: Mapping[str, AttributeProto], operand: str | None) -> tuple[int, ...] | None:
         """Axes are an attribute before opset 13 and an operand since."""

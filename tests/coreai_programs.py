@@ -1,0 +1,163 @@
+"""Small Core AI programs made with coreai-core itself: `python -m tests.coreai_programs KIND TARGET`.
+
+Each is a stage as exporters write it, with one thing that differs. Run in a process of its own, like all native code.
+The PLE table is `(row * WIDTH + column) % 251` before quantisation, so that its rows can be told by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS, LAYERS, INNER, HIDDEN = 320, 3, 8, 16
+WIDTH = LAYERS * INNER
+TABLE = (np.arange(ROWS * WIDTH) % 251).reshape(ROWS, WIDTH)
+
+
+def main(kind: str, target: Path) -> None:
+    """Write the program of one kind as an asset."""
+    from coreai._compiler import ir
+    from coreai.authoring.asset import AIProgram
+    from coreai.authoring.context import Context
+
+    context = Context()._mlir_context
+    with context, ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            KINDS[kind](ir.Type.parse)
+        module.operation.verify()
+        AIProgram._from_mlir_module(module).save_asset(target)
+
+
+Lookup = Callable[[Any, Any], Any]
+
+
+def _stage(type: Any, lookup: Lookup, rows: str = "?", name: str = "main", table: str = "") -> None:
+    """hidden_states, input_ids (and a table) -> rows times sqrt(D) plus a projection."""
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.authoring.graph_builder import GraphOp
+
+    inputs = [type(f"tensor<1x{rows}x{HIDDEN}xf32>"), type(f"tensor<1x{rows}xsi32>")]
+    names = ["hidden_states", "input_ids"]
+    if table:
+        inputs.append(type(table))
+        names.append("table")
+    result = type(f"tensor<1x{rows}x{LAYERS}x{INNER}xf32>")
+    graph = GraphOp(name, inputs, [result], input_names=names, result_names=["out"])
+    with graph.block:
+        hidden, ids, *tables = graph.arguments
+        shape = ops.constant(np.array([1, -1 if rows == "?" else int(rows), LAYERS, INNER], np.int32))
+        found = ops.broadcasting_mul(lookup(ids, tables[0] if tables else None), ops.constant(np.float32(INNER**0.5)))
+        weights = ops.constant(np.ones((1, HIDDEN, WIDTH), np.float32))
+        projected = ops.reshape(ops.broadcasting_batch_matmul(hidden, weights), shape)
+        summed = ops.broadcasting_add(ops.reshape(found, shape), projected)
+        ops.output([ops.cast(summed, result) if summed.type != result else summed])
+
+
+def _gather(table: Any, ids: Any) -> Any:
+    from coreai._compiler.dialects import coreai as ops
+
+    return ops.gather_nd(table, ops.expand_dims(ids, ops.constant(np.array([2], np.int32))))
+
+
+def _floats() -> Any:
+    from coreai._compiler.dialects import coreai as ops
+
+    return ops.constant(TABLE.astype(np.float32))
+
+
+def _plain(type: Any) -> None:
+    _stage(type, lambda ids, _: _gather(_floats(), ids))
+
+
+def _ladder(type: Any) -> None:
+    """Two functions of fixed sizes, as `set_static_shape_config` leaves them."""
+    for rows in ("8", "1"):
+        _stage(type, lambda ids, _: _gather(_floats(), ids), rows, f"extend_256_{rows}")
+
+
+def _table_input(type: Any) -> None:
+    _stage(type, lambda ids, table: _gather(table, ids), table=f"tensor<{ROWS}x{WIDTH}xf32>")
+
+
+def _called(type: Any) -> None:
+    """The lookup inside a private graph, as composites are; called a second time for something else."""
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.authoring.graph_builder import GraphOp, invoke
+
+    inputs = [type(f"tensor<{ROWS}x{WIDTH}xf32>"), type("tensor<1x?xsi32>")]
+    result = type(f"tensor<1x?x{WIDTH}xf32>")
+    body = GraphOp("gather_1234", inputs, [result], private=True, no_inline=True)
+    with body.block:
+        ops.output([_gather(*body.arguments)])
+    _stage(type, lambda ids, _: invoke([result], "gather_1234", [_floats(), ids])[0])
+
+
+def _along_axis(type: Any) -> None:
+    """torch's index_select: the index is stretched along the rows first."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        column = ops.reshape(ids, ops.constant(np.array([8, 1], np.int32)))
+        width, axis = ops.constant(np.array([WIDTH], np.uint32)), ops.constant(np.array([1], np.int32))
+        index = ops.broadcast_in_dims(column, width, axis)
+        return ops.gather_along_axis(_floats(), index, ops.constant(np.array(0, np.int32)))
+
+    _stage(type, lookup, "8")
+
+
+def _int8(type: Any) -> None:
+    """A scale and two offsets a row."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        data = ops.constant((TABLE - 125).astype(np.int8))
+        scale = ops.constant((1 + np.arange(ROWS) % 2)[:, None].astype(np.float32))
+        zero = ops.constant(np.full((ROWS, 1), -125, np.int8))
+        offset = ops.constant(np.zeros((ROWS, 1), np.float32))
+        return _gather(ops.blockwise_shift_scale(data, scale, zero, offset), ids)
+
+    _stage(type, lookup)
+
+
+def _one_scale(type: Any) -> None:
+    """A scale without axes, which Apple's runtime for Linux cannot take."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        data = ops.constant((TABLE - 125).astype(np.int8))
+        scale, zero, offset = (ops.constant(np.array(v)) for v in (np.float32(2), np.int8(-125), np.float32(0)))
+        return _gather(ops.blockwise_shift_scale(data, scale, zero, offset), ids)
+
+    _stage(type, lookup)
+
+
+def _palette(type: Any) -> None:
+    """Eight bits an index into one palette."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        palette = ops.constant(np.arange(256, dtype=np.float32).reshape(1, 1, 256, 1))
+        axis = ops.constant(np.array(0, np.int16))
+        return _gather(ops.lut_to_dense(ops.constant(TABLE.astype(np.uint8)), palette, axis), ids)
+
+    _stage(type, lookup)
+
+
+KINDS: dict[str, Callable[[Any], None]] = {
+    "plain": _plain,
+    "ladder": _ladder,
+    "table-input": _table_input,
+    "called": _called,
+    "along-axis": _along_axis,
+    "int8": _int8,
+    "one-scale": _one_scale,
+    "palette": _palette,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
