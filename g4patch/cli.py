@@ -86,13 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", type=Path, metavar="OUT", help="write there; leave the input alone")
     command.add_argument("--unsafe", action="store_true", help="also make edits that are not safe everywhere")
     command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
-    command.add_argument(
-        "--require",
-        action="append",
-        default=[],
-        choices=["structure", "row map", "differential"],
-        help="do not publish if this check cannot run here",
-    )
+    _add_checks(command)
+    _add_bundle(command)
+
+    command = _command(commands, "verify", "judge a bundle as it stands, against a reference", _verify)
+    _add_checks(command)
     _add_bundle(command)
 
     command = _command(commands, "revert", "undo the last fix in place, byte for byte", _revert)
@@ -102,6 +100,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("rule", nargs="?", help="default: list the rules")
     command.set_defaults(run=_explain)
     return parser
+
+
+def _add_checks(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--reference", type=Path, metavar="FILE", help="default: BUNDLE.reference.safetensors, if it is there"
+    )
+    command.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        choices=["structure", "row map", "differential", "reference"],
+        help="do not publish if this check cannot run here",
+    )
 
 
 def _command(
@@ -143,6 +154,7 @@ def _options(arguments: argparse.Namespace, err: Console) -> engine.Options:
         select=frozenset(arguments.select),
         ignore=frozenset(arguments.ignore),
         unsafe=getattr(arguments, "unsafe", False),
+        reference=getattr(arguments, "reference", None),
         required=frozenset(getattr(arguments, "require", [])),
         progress=progress.reporter(err),
     )
@@ -173,6 +185,12 @@ def _fix(arguments: argparse.Namespace, out: Console, err: Console) -> int:
     report: Report = engine.fix(
         arguments.bundle, _options(arguments, err), out=arguments.output, dry_run=arguments.dry_run
     )
+    text.render(report, out)
+    return report.exit_code
+
+
+def _verify(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+    report = engine.verify_bundle(arguments.bundle, _options(arguments, err))
     text.render(report, out)
     return report.exit_code
 

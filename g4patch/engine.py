@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import bundle, formats, publish, receipts, verify
+from g4patch import bundle, formats, publish, receipts, reference, verify
 from g4patch.copying import Progress, copied, publish_copy
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.ple import GraphAnalysis, analyse
+from g4patch.reference import Reference
 from g4patch.report import Finding, Outcome, Publication, Report, Subject
 from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
@@ -27,13 +28,14 @@ class Options:
     """What a user may ask for.
 
     `select` and `ignore` name rules: all are run where `select` is empty. `unsafe` also applies edits that are not
-    safe. `required` names checks that must not be skipped.
+    safe. `reference` is used in place of the one beside the bundle. `required` names checks that must not be skipped.
     """
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     unsafe: bool = False
+    reference: Path | None = None
     required: frozenset[str] = frozenset()
     progress: Progress = _silent
 
@@ -141,7 +143,25 @@ def _write_and_verify(report: Report, options: Options, path: Path, writes: Stag
     fmt = formats.of(before.model)
     fmt.write(before.model, plan, writes)
     after = _subject(fmt.open_model(path, reads), before.tokens)
-    return replace(report, checks=verify.verify_patch(before, after, plan), required=options.required)
+    against = _reference(before.model.path, options)
+    return replace(report, checks=verify.verify_patch(before, after, plan, against), required=options.required)
+
+
+def _reference(path: Path, options: Options) -> Reference | None:
+    """The reference that was named, else the one beside the bundle."""
+    place = options.reference or reference.beside(path)
+    return reference.load(place) if place is not None else None
+
+
+def verify_bundle(path: Path | None = None, options: Options = Options()) -> Report:
+    """Judge a bundle as it stands, patched by g4patch or not; nothing is written."""
+    started = time.monotonic()
+    path = bundle.find(path)
+    report = _judge("verify", path, options)
+    kept = publish.originals(report.subject.model)
+    before = _subject(formats.of(report.subject.model).open_model(path, kept), report.subject.tokens) if kept else None
+    checks = verify.verify_bundle(report.subject, before, _reference(path, options))
+    return replace(report, checks=checks, required=options.required, seconds=time.monotonic() - started)
 
 
 def _stopped(report: Report) -> bool:

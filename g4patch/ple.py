@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from g4patch import recognise
 from g4patch.cone import NotAMap, map_ids, shape_of, trace
+from g4patch.downstream import Downstream, Select, follow
 from g4patch.errors import BundleError
-from g4patch.recognise import Downstream
 from g4patch.tokens import TokenFacts
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Use
 
@@ -115,7 +115,8 @@ class Lookup:
     """One gather that reads the PLE table, and all that was found out about it.
 
     `combined` is the value that the layers get, None where nothing is summed; `layers_used` are the layers whose slices
-    of it the graph takes, None where that is unclear.
+    of it the graph takes, None where that is unclear. `scales` is the gather
+    whose rows this one's scale, "" where it reads the PLE rows themselves.
     """
 
     graph: str
@@ -130,6 +131,7 @@ class Lookup:
     combined: str | None
     layers_used: frozenset[int] | None
     judgement: Judgement
+    scales: str = ""
 
     @property
     def index(self) -> str:
@@ -166,19 +168,24 @@ class GraphAnalysis:
         return worst(verdicts)
 
 
+# A gather, its table, what becomes of its rows, and why they are PLE rows.
+_Candidate = tuple[Node, Table, Downstream, tuple[str, ...]]
+
+
 def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
     """Everything that can be said about PLE in a graph without weights and without running it.
 
     Raises BundleError where the pad id is not a row of the PLE table.
     """
-    found: list[tuple[Node, Table, Downstream, tuple[str, ...]]] = []
+    found: list[_Candidate] = []
     embeddings: list[tuple[Node, Table, Downstream]] = []
     others: list[tuple[Node, Table]] = []
     for node, table in recognise.id_gathers(graph):
         if recognise.gather_axis(node, table) != 0:
             others.append((node, table))
             continue
-        downstream = recognise.follow(graph, node.output, table.width, _own_tail(table))
+        downstream = follow(graph, node.output, table.width, _own_tail(table))
+        downstream = recognise.with_configured_tail(table.width, downstream, tokens)
         evidence = recognise.ple_evidence(table.width, downstream, tokens)
         if evidence and recognise.ids_input(graph, node.operands["index"]):
             found.append((node, table, downstream, evidence))
@@ -187,13 +194,23 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
         else:
             others.append((node, table))
 
+    if len({table.name for _, table, _ in embeddings}) > 1:
+        # A model has one token embedding: of several that look like it, any may be a part of PLE.
+        others += [(node, table) for node, table, _ in embeddings]
+        embeddings = []
+    scaled = _scaled(graph, [(node, downstream) for node, _, downstream, _ in found])
+    of_embeddings = _scaled(graph, [(node, downstream) for node, _, downstream in embeddings])
+    others = [item for item in others if item[0].address not in scaled | of_embeddings]
     splices = tuple(
         splice
         for _, table, downstream in embeddings
         for select in downstream.selects
         for splice in [_splice(graph, select, table, tokens)]
     )
-    lookups = tuple(_lookup(graph, *item, tokens, splices) for item in found)
+    lookups = tuple(
+        replace(_lookup(graph, *item, tokens, splices), scales=scaled.get(item[0].address, ""))
+        for item in [*found, *_factors(graph, found, scaled)]
+    )
     known = [*(item[0] for item in found), *(item[0] for item in embeddings)]
     hosts = () if lookups else tuple(v.name for v in graph.inputs if recognise.is_host_side(graph, v, tokens))
     return GraphAnalysis(
@@ -205,6 +222,25 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
         () if hosts else tuple(_suspects(graph, known, others, lookups, tokens)),
         hosts,
     )
+
+
+def _scaled(graph: Graph, gathers: Sequence[tuple[Node, Downstream]]) -> dict[str, str]:
+    """Gathers that read a scale or a zero point for each row -> the gather of those rows."""
+    return {
+        factor.address: node.address
+        for node, downstream in gathers
+        for factor in downstream.factors
+        if recognise.ids_input(graph, factor.operands["index"])
+    }
+
+
+def _factors(graph: Graph, found: Sequence[_Candidate], scaled: Mapping[str, str]) -> Iterator[_Candidate]:
+    """The lookups of the scales of PLE rows: the pad row needs the pad row's scale."""
+    for node, _, downstream, _ in found:
+        for factor in downstream.factors:
+            if scaled.get(factor.address) == node.address:
+                table = graph.tables[factor.operands["data"]]
+                yield factor, table, downstream, (f"scales the rows of {node.address}",)
 
 
 def model_verdict(analyses: Sequence[GraphAnalysis], tokens: TokenFacts) -> Verdict:
@@ -378,7 +414,7 @@ def _per_id(graph: Graph, value: str) -> str:
     return value
 
 
-def _splice(graph: Graph, select: recognise.Select, table: Table, tokens: TokenFacts) -> Splice:
+def _splice(graph: Graph, select: Select, table: Table, tokens: TokenFacts) -> Splice:
     """Which ids of the vocabulary take the other branch of a `where` that token-embedding rows meet."""
     condition = _per_id(graph, select.node.operands["condition"])
     rows = recognise.handed_in(graph, recognise.other_branch(select), table.width)

@@ -234,6 +234,16 @@ def revert(bundle: Path) -> tuple[Path, ...]:
     return tuple(bundle.parent / entry["path"] for entry in files)
 
 
+def originals(model: Model) -> Staged:
+    """Where the files of a model are as they were before the first publication; empty if none is kept."""
+    folder = backup_folder(model.path)
+    steps = [step for step in _steps(folder) if step.name.isdigit()] if folder.is_dir() else []
+    if not steps:
+        return {}
+    kept = {target: steps[0] / "files" / target.relative_to(model.path.parent) for target in model.replaced}
+    return {target: path for target, path in kept.items() if path.is_file()}
+
+
 def _refuse_changed(target: Path, entry: Mapping[str, Any], step: Path) -> None:
     try:
         with target.open("rb") as file:

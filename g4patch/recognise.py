@@ -9,40 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
-from g4patch.cone import depends_on, trace
+from g4patch.cone import depends_on
+from g4patch.downstream import Downstream, Select, follow, is_integer
 from g4patch.tokens import TokenFacts
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Value
 
 # A scale written in fp16 or bf16 is off by up to 2^-8; the next plausible scale is far further away.
 _SCALE_TOLERANCE = 2**-8
-
-
-@dataclass(frozen=True)
-class Select:
-    """A `where` that rows pass through, and whether they are kept where its condition is true."""
-
-    node: Node
-    kept_when_true: bool
-
-
-@dataclass(frozen=True)
-class Downstream:
-    """What becomes of rows on their way to the layers.
-
-    `scale` is the product of the scalars they are multiplied with, None where paths disagree. `tail` is the (L, D) of
-    the reshape. `sum` is what they are added up to with a projection, `output` the graph output that they reach.
-    `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant, `selects` against other rows.
-    """
-
-    scale: float | None
-    tail: tuple[int, int] | None
-    sum: str | None
-    output: str | None
-    masks: tuple[tuple[Node, str], ...]
-    zeroing: tuple[Select, ...]
-    selects: tuple[Select, ...]
 
 
 def id_gathers(graph: Graph) -> Iterator[tuple[Node, Table]]:
@@ -65,10 +40,6 @@ def integer_roots(graph: Graph, value: str) -> frozenset[str]:
     return frozenset(name for name in depends_on(graph, value) if is_integer(graph.value(name)))
 
 
-def is_integer(value: Value) -> bool:
-    return (value.dtype or "").removeprefix("u").startswith("int")
-
-
 def ids_input(graph: Graph, index: str) -> str | None:
     """The graph input whose numbers an index hands on: the ids themselves, not what only conditions on them."""
     stack, found, seen = [index], set[str](), set[str]()
@@ -84,97 +55,13 @@ def ids_input(graph: Graph, index: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def follow(graph: Graph, start: str, width: int, tail: tuple[int, int] | None = None) -> Downstream:
-    """Follow rows of `width` elements forward through scales, casts, reshapes, masks and wheres until they are summed.
-
-    `tail` is given where the table itself is `[V, L, D]`.
-    """
-    ends: set[float] = set()
-    total: str | None = None
-    output: str | None = None
-    masks: list[tuple[Node, str]] = []
-    zeroing: list[Select] = []
-    selects: list[Select] = []
-    queue, seen = [(start, 1.0)], {start}
-
-    while queue:
-        value, factor = queue.pop()
-        if value in graph.outputs:
-            output = value
-            ends.add(factor)
-        for use, node in graph.consumers(value):
-            onward: float | None = None
-            other = _other_operand(node, use.operand)
-            if node.op in VIEW_OPS and use.operand == "x":
-                tail = tail or reshape_tail(graph, node, width)
-                onward = factor
-            elif node.op is Op.MUL and (number := graph.scalar(other)) is not None:
-                onward = factor * number
-            elif node.op is Op.MUL and _is_function_of_integers(graph, other):
-                masks.append((node, other))
-                onward = factor
-            elif node.op is Op.WHERE and use.operand != "condition":
-                against_constant = graph.scalar(other) is not None
-                (zeroing if against_constant else selects).append(Select(node, use.operand == "x"))
-                onward = factor
-            elif node.op is Op.ADD and _behind_matmul(graph, other):
-                total = node.output
-            if onward is None:
-                ends.add(factor)
-            elif node.output not in seen:
-                seen.add(node.output)
-                queue.append((node.output, onward))
-    scale = ends.pop() if len(ends) == 1 else None
-    return Downstream(scale, tail, total, output, tuple(masks), tuple(zeroing), tuple(selects))
-
-
-def _other_operand(node: Node, operand: str) -> str:
-    return node.operands.get({"x": "y", "y": "x"}.get(operand, ""), "")
-
-
-def reshape_tail(graph: Graph, node: Node, width: int) -> tuple[int, int] | None:
-    """(L, D) where a reshape makes `[.., L, D]` of rows of `width`: by its target shape, else by the recorded one."""
-    if node.op is not Op.RESHAPE:
-        return None
-    for shape in (_target(graph, node.operands.get("shape", "")), graph.value(node.output).shape):
-        if shape is not None and len(shape) > 2:
-            layers, inner = shape[-2:]
-            if layers and inner and layers * inner == width:
-                return layers, inner
-    return None
-
-
-def _target(graph: Graph, value: str) -> tuple[int | None, ...] | None:
-    """A target shape: constant, or concatenated with None where a part is computed."""
-    constant = graph.integers(value)
-    if constant is not None:
-        return constant
-    node = graph.producer(value)
-    if node is None or node.op is not Op.CONCAT:
-        return None
-    sizes: list[int | None] = []
-    for part in node.operands.values():
-        sizes.extend(graph.integers(part) or (None,))
-    return tuple(sizes)
-
-
-def _is_function_of_integers(graph: Graph, value: str) -> bool:
-    cone = trace(graph, value)
-    return bool(cone.inputs) and not cone.opaque and all(is_integer(graph.value(name)) for name in cone.inputs)
-
-
-def _behind_matmul(graph: Graph, value: str) -> bool:
-    """Whether a value was computed with a matmul: the projection that PLE is added to is."""
-    stack, seen = [value], set[str]()
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is None or node.address in seen:
-            continue
-        if node.op is Op.MATMUL:
-            return True
-        seen.add(node.address)
-        stack.extend(node.operands.values())
-    return False
+def with_configured_tail(width: int, downstream: Downstream, tokens: TokenFacts) -> Downstream:
+    """Rows that are put out flat, with the L and D of the configuration, unless they may be the token embedding."""
+    layers, inner = tokens.layers, tokens.layer_width
+    if not layers or not inner or layers * inner != width or width == tokens.hidden_size:
+        return downstream
+    flat = downstream.tail is None and downstream.output and not downstream.selects
+    return replace(downstream, tail=(layers, inner)) if flat else downstream
 
 
 def ple_evidence(width: int, downstream: Downstream, tokens: TokenFacts) -> tuple[str, ...]:
@@ -185,7 +72,8 @@ def ple_evidence(width: int, downstream: Downstream, tokens: TokenFacts) -> tupl
     configured = downstream.tail == (tokens.layers, tokens.layer_width)
     if not (downstream.sum or downstream.output or configured):
         return ()
-    lines = [f"width {width} = {layers} x {inner}", f"reshape to [..,{layers},{inner}]"]
+    part = "" if width == layers * inner else " of "
+    lines = [f"width {width}{part or ' = '}{layers} x {inner}", f"reshape to [..,{layers},{inner}]"]
     if is_scale(downstream.scale, inner):
         lines.append(f"scale sqrt({inner})")
     if downstream.sum:

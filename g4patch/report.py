@@ -32,8 +32,8 @@ class Outcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
     PLANNED = "would fix"
     FIXED = "fixed"
-    CHECK_FAILED = "a check failed: nothing was published"
-    CHECK_MISSING = "a required check could not run: nothing was published"
+    CHECK_FAILED = "a check failed"
+    CHECK_MISSING = "a required check could not run"
 
 
 @dataclass(frozen=True)

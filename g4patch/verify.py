@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch import formats
+from g4patch import compare, formats
 from g4patch.cone import constants
 from g4patch.edits import Plan
 from g4patch.ple import Ids, Lookup, RowMap, Verdict
+from g4patch.reference import Reference
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.tokens import TokenFacts
@@ -26,9 +27,34 @@ _SAMPLED_ROWS = 8
 _SAMPLE_SEED = 4
 
 
-def verify_patch(before: Subject, after: Subject, plan: Plan) -> tuple[Check, ...]:
-    """All checks of a patched model against the unpatched one."""
-    return (structure(before, after, plan), row_map(before, after), differential(before, after))
+def verify_patch(before: Subject, after: Subject, plan: Plan, reference: Reference | None = None) -> tuple[Check, ...]:
+    """All checks of a patched model against the unpatched one, and against a reference if there is one."""
+    checks = (structure(before, after, plan), row_map(before, after), differential(before, after))
+    return (*checks, _reference(before, after, reference))
+
+
+def verify_bundle(subject: Subject, before: Subject | None, reference: Reference | None) -> tuple[Check, ...]:
+    """The checks of a bundle as it stands, patched by g4patch or not. `before` is its unpatched original, if kept."""
+    return (standing(subject), _reference(before, subject, reference))
+
+
+def standing(subject: Subject) -> Check:
+    """Every id of every lookup reads the row it should."""
+    lookups = [lookup for analysis in subject.analyses for lookup in analysis.lookups]
+    wrong = [f"{lookup.graph}: the lookup is {lookup.verdict}" for lookup in lookups]
+    wrong = [line for line, lookup in zip(wrong, lookups, strict=True) if lookup.verdict is not Verdict.PATCHED]
+    if wrong:
+        return Check("row map", Status.FAILED, wrong[0], tuple(wrong))
+    if not lookups or subject.verdict is not Verdict.PATCHED:
+        return Check("row map", Status.SKIPPED, f"the verdict is {subject.verdict}: no lookup to judge")
+    ids = sum(len(lookup.judgement.row_map.ids) for lookup in lookups if lookup.judgement.row_map)
+    return Check("row map", Status.PASSED, f"{ids:,} ids: media -> pad row, all others their own")
+
+
+def _reference(before: Subject | None, after: Subject, reference: Reference | None) -> Check:
+    if reference is None:
+        return Check("reference", Status.SKIPPED, "there is no reference beside the bundle, and none was named")
+    return compare.reference(before, after, reference)
 
 
 def structure(before: Subject, after: Subject, plan: Plan) -> Check:
@@ -37,8 +63,9 @@ def structure(before: Subject, after: Subject, plan: Plan) -> Check:
     problems = list(fmt.differences(before.model, after.model, plan))
     note = ""
     try:
-        old = set(fmt.validate(before.model))
-        problems += [line for line in fmt.validate(after.model) if line not in old]
+        said = fmt.validate(after.model)
+        old = fmt.validate(before.model) if said else ()
+        problems += [line for line in said if line not in old]
         if old:
             note = "; the validator rejects the original too"
     except Unavailable as unavailable:
@@ -177,7 +204,7 @@ def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: T
     same = [
         int(token) for token, equal in zip(ids[fixed], _equal_rows(before[fixed], after[fixed]), strict=True) if equal
     ]
-    if same:
+    if same and not old.scales:
         yield f"id {same[0]}: no change shows; its row in the table equals the pad row"
 
 

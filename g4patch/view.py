@@ -44,6 +44,8 @@ class Op(StrEnum):
     slice                                                x                    ranges: axis -> (begin, end), where
                                                                               constant (followed, not evaluated)
     expand                                               x, shape             (ONNX meaning: two-way broadcast)
+    branch                                               condition, x, y      (`x` or `y` as a whole, known only in
+                                                                              a run; followed, not evaluated)
     pass                                                 x                    (rows go through, as in dequantising;
                                                                               followed, not evaluated)
     matmul                                               0, 1, ...            (named for recognition, not evaluated)
@@ -74,6 +76,7 @@ class Op(StrEnum):
     CONCAT = "concat"
     EXPAND = "expand"
     SLICE = "slice"
+    BRANCH = "branch"
     PASS = "pass"
     MATMUL = "matmul"
     OPAQUE = "opaque"

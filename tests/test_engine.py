@@ -118,8 +118,8 @@ def test_a_failed_check_publishes_nothing(copy: Copy, monkeypatch: pytest.Monkey
     assert {path.name for path in bundle.parent.iterdir()} == {
         "model.onnx",
         "model.onnx.data",
+        "model.onnx.reference.safetensors",
         "config.json",
-        "hf.safetensors",
     }
 
 

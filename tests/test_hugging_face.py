@@ -1,4 +1,7 @@
-"""Mended ONNX samples against the numbers that Hugging Face's own model gave (`hf.safetensors`, float32)."""
+"""Mended ONNX samples, run whole in onnxruntime, against the numbers of Hugging Face's own float32 model.
+
+The reference files are read here without g4patch's own reader and check.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -32,23 +36,34 @@ def identity_part(bundle: Path, ids: NDArray[np.int64]) -> NDArray[Any]:
     return (rows * np.float32(lookup.scale)).reshape(len(ids), lookup.layers, lookup.layer_width)
 
 
+def numbers(bundle: Path, run: str = "media") -> tuple[Arrays, Arrays]:
+    """What is fed and what Hugging Face gave, for one prompt."""
+    tensors = load_file(f"{bundle}.reference.safetensors")
+
+    def part(kind: str) -> Arrays:
+        prefix = f"{run}/{kind}/"
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    return part("input"), part("expected")
+
+
 ONNX = ["mobius-embedding", "mobius-text", "onnx-stage", "onnx-fp16", "onnx-identity-262144"]
 
 
 @pytest.mark.parametrize("name", ONNX)
 def test_identity_part(name: str, copy: Copy) -> None:
     bundle = copy(name)
-    reference = load_file(bundle.parent / "hf.safetensors")
-    ids, expected = reference["input_ids"].reshape(-1), reference["per_layer_identity"][0]
-    dtype = engine.open_bundle(bundle).analyses[0].lookups[0].table.dtype
-    missing = np.isin(ids, engine.open_bundle(bundle).analyses[0].lookups[0].judgement.missing)
+    inputs, outputs = numbers(bundle)
+    ids, expected = inputs["input_ids"].reshape(-1), outputs["per_layer_identity"][0]
+    lookup = engine.open_bundle(bundle).analyses[0].lookups[0]
+    missing = np.isin(ids, lookup.judgement.missing)
     assert missing.any()
 
     broken = np.abs(identity_part(bundle, ids) - expected).max(axis=(1, 2))
     assert (broken > 0.1).tolist() == missing.tolist()
     assert fix(bundle).outcome is Outcome.FIXED
     mended = np.abs(identity_part(bundle, ids) - expected).max()
-    assert mended <= TOLERANCE[dtype]
+    assert mended <= TOLERANCE[lookup.table.dtype]
 
 
 def run(bundle: Path, feeds: Arrays, output: str) -> NDArray[Any]:
@@ -60,8 +75,6 @@ def run(bundle: Path, feeds: Arrays, output: str) -> NDArray[Any]:
 
 def tapped(bundle: Path, value: str) -> Path:
     """The model with one more output."""
-    import onnx
-
     model = onnx.load(bundle, load_external_data=False)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info(value))
     path = bundle.with_name("tapped.onnx")
@@ -69,53 +82,38 @@ def tapped(bundle: Path, value: str) -> Path:
     return path
 
 
-def combined(name: str, bundle: Path, reference: Arrays) -> NDArray[Any]:
-    """What the layers get, `[1, S, L, D]`: identity part plus the projection of the spliced embeddings."""
-    feeds = {**reference, "hidden_states": reference["inputs_embeds"]}
-    if name == "mobius-embedding":
-        tokens = engine.open_bundle(bundle).tokens
-        for modality in ("image", "audio"):
-            rows = reference["input_ids"][0] == tokens.token(modality).id
-            feeds[f"{modality}_features"] = reference["inputs_embeds"][0][rows]
-    if name == "onnx-stage":
-        bundle = tapped(bundle, "mul_70")
-        return run(bundle, feeds, "mul_70")
-    return run(bundle, feeds, "per_layer_inputs").reshape(reference["per_layer_inputs"].shape)
+# The value that the layers get, in each sample: found by reading the exported graphs.
+COMBINED = {"mobius-embedding": "v_embedding.Mul_52", "onnx-stage": "mul_70", "onnx-fp16": "per_layer_inputs"}
 
 
-@pytest.mark.parametrize("name", ["mobius-embedding", "onnx-stage", "onnx-fp16"])
-def test_combined_where_the_splice_covers_the_row(name: str, copy: Copy) -> None:
+@pytest.mark.parametrize("name", COMBINED)
+def test_combined_per_layer_inputs(name: str, copy: Copy) -> None:
+    """On every row, of every modality, and of padding; mobius' embedding model takes no video features."""
     bundle = copy(name)
-    reference = load_file(bundle.parent / "hf.safetensors")
-    subject = engine.open_bundle(bundle)
-    tokens, dtype = subject.tokens, subject.analyses[0].lookups[0].table.dtype
-    spliced = {token for splice in subject.analyses[0].splices for token in splice.ids}
-    ids = reference["input_ids"][0]
-    covered = ~np.isin(ids, [token for token in tokens.media.values() if token not in spliced])
-    assert (covered & np.isin(ids, list(tokens.media.values()))).any()
-
-    def error() -> NDArray[Any]:
-        distance = np.abs(combined(name, bundle, reference) - reference["per_layer_inputs"])
-        return np.asarray(distance[0].max(axis=(1, 2)))
-
-    if name != "mobius-embedding":  # there, image and audio are right before: only video is not masked
-        assert error()[covered].max() > 0.1
-    assert fix(bundle).outcome is Outcome.FIXED
-    if name != "mobius-embedding":  # there are no video features there; here, the splice is mended too
-        covered[:] = True
-    assert error()[covered].max() <= TOLERANCE[dtype]
-
-
-def test_whole_stage_is_hugging_faces(copy: Copy) -> None:
-    """With both rules: every row, of every modality and of left padding, after all decoder layers."""
-    bundle = copy("onnx-stage")
-    reference = load_file(bundle.parent / "hf.safetensors")
-    feeds = {**reference, "hidden_states": reference["inputs_embeds"]}
+    inputs, outputs = numbers(bundle, "no video" if name == "mobius-embedding" else "media")
+    dtype = engine.open_bundle(bundle).analyses[0].lookups[0].table.dtype
+    value, expected = COMBINED[name], outputs["per_layer_inputs"]
 
     def error() -> float:
-        return float(np.abs(run(bundle, feeds, "hidden_states_out") - reference["hidden_states"]).max())
+        model = bundle if name == "onnx-fp16" else tapped(bundle, value)
+        return float(np.abs(run(model, inputs, value).reshape(expected.shape) - expected).max())
+
+    if name != "mobius-embedding":  # there, image and audio are right before: only video is not masked
+        assert error() > 0.1
+    assert fix(bundle).outcome is Outcome.FIXED
+    assert error() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("prompt", ["media", "left padding"])
+def test_whole_stage_is_hugging_faces(prompt: str, copy: Copy) -> None:
+    """With both rules: every row, of every modality and of left padding, after all decoder layers."""
+    bundle = copy("onnx-stage")
+    inputs, outputs = numbers(bundle, prompt)
+
+    def error() -> float:
+        return float(np.abs(run(bundle, inputs, "hidden_states_out") - outputs["hidden_states_out"]).max())
 
     assert error() > 1
     assert fix(bundle).outcome is Outcome.FIXED
-    # float32 through three layers of attention and MLPs, in another order of summation than torch's.
-    assert error() <= 1e-5
+    # float32 through three layers of attention and MLPs, values up to 9 (1e-6 apart there), in another order than torch's.
+    assert error() <= 2e-5

@@ -54,6 +54,10 @@ def render(report: Report, console: Console, *, show_ple: bool = False, digests:
         _findings(report, console)
         if report.command == "fix":
             _fix(report, console)
+        if report.command == "verify":
+            console.print()
+            console.print(_rows(_checks(report.checks), width=14))
+            console.print(_indented(f"{report.outcome}: {_reference_said(report)}"))
     for warning in report.subject.tokens.warnings:
         console.print(_indented(Text.assemble(("warning ", _UNSURE), warning)))
 
@@ -254,17 +258,23 @@ def _fix(report: Report, console: Console) -> None:
         console.print(_indented("already fixed, nothing was written" if already else _nothing_written(report)))
         return
     line = f"fixed in {report.seconds:.1f} s, {_size(publication.written)} written"
-    console.print(_indented(Text(f"{line}; reference not checked", _GOOD)))
+    console.print(_indented(Text(f"{line}; {_reference_said(report)}", _GOOD)))
     if publication.backup is not None:
         console.print(_indented(Text.assemble("undo: ", (f"g4patch revert {publication.target}", "bold"))))
     else:
         console.print(_indented(f"the mended bundle is {publication.target}"))
 
 
+def _reference_said(report: Report) -> str:
+    """Without a reference a bundle is never called verified."""
+    checked = any(check.name == "reference" and check.status is Status.PASSED for check in report.checks)
+    return "verified against the reference" if checked else "reference not checked"
+
+
 def _nothing_written(report: Report) -> str:
     if report.outcome is Outcome.CLEAN:
         return f"{report.outcome}: {_MEANING[report.subject.verdict]}"
-    return f"{report.outcome}" if report.checks else f"{report.outcome}: nothing was written"
+    return f"{report.outcome}: nothing was {'published' if report.checks else 'written'}"
 
 
 def _checks(checks: Iterable[Check]) -> Iterator[tuple[str | Text, str | Text]]:

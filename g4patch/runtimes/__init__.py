@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ class Unavailable(Exception):
 
 
 class Probe(Protocol):
-    """Runs the PLE lookups of one graph, sliced out of it, on the model's own weights."""
+    """Runs parts of one graph, sliced out of it, on the model's own weights. All raise Unavailable."""
 
     @property
     def runtime(self) -> str:
@@ -28,3 +29,6 @@ class Probe(Protocol):
 
     def table(self, index: str, output: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The same with rows `[N]` fed as the gather's index, past everything that computes it: `[N, W]`."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Values for one prompt. `feeds` are by graph input, cast to its dtype; those that are not needed are left."""

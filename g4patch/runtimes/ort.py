@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from g4patch.recognise import ids_input
 from g4patch.runtimes import Unavailable
 from g4patch.view import Graph, Shape
 
+Feeds = Mapping[str, NDArray[Any]]
+
 
 @dataclass(frozen=True)
 class OrtProbe:
-    """A `g4patch.runtimes.Probe`. `cut(feed, output)` isolates a part of the model whose data lies in `folder`."""
+    """A `g4patch.runtimes.Probe`. `cut(feeds, outputs)` isolates a part of the model whose data lies in `folder`."""
 
-    cut: Callable[[str, str], ModelProto]
+    cut: Callable[[Sequence[str], Sequence[str]], ModelProto]
     folder: Path
     view: Graph
 
@@ -38,32 +41,42 @@ class OrtProbe:
         rank = len(shape_of(self.view, index, root)) if root else 2
         return self._run(index, output, rows, (None,) * rank)
 
-    def _run(self, feed: str, output: str, ids: NDArray[np.int64], shape: Shape | None) -> NDArray[Any]:
-        dtype = self.view.value(feed).dtype or "int64"
-        session = self._session(feed, output)
-        try:
-            chunks = [
-                session.run([output], {feed: prompt})[0] for prompt in prompts(ids, shape, len(ids)).astype(dtype)
-            ]
-        except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
-            raise Unavailable(f"onnxruntime cannot run the lookup: {_first_line(error)}") from error
-        rows = np.concatenate([chunk.reshape(-1, *chunk.shape[chunk.ndim - 1 :]) for chunk in chunks])
-        result: NDArray[Any] = rows[: len(ids)]
-        return result
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        model = self.cut(tuple(feeds), outputs)
+        typed = {item.name: feeds[item.name].astype(self.view.value(item.name).dtype) for item in model.graph.input}
+        return self._start(model)(typed, outputs)
 
-    def _session(self, feed: str, output: str) -> onnxruntime.InferenceSession:
-        """A session for one run: as long as it lives, the pages of the table that it read count as ours."""
+    def _run(self, feed: str, output: str, ids: NDArray[np.int64], shape: Shape | None) -> NDArray[Any]:
+        run = self._start(self.cut((feed,), (output,)))
+        fed = prompts(ids, shape, len(ids)).astype(self.view.value(feed).dtype or "int64")
+        chunks = [run({feed: prompt}, (output,))[output] for prompt in fed]
+        rows: NDArray[Any] = np.concatenate([chunk.reshape(fed[0].size, -1) for chunk in chunks])
+        return rows[: len(ids)]
+
+    def _start(self, model: ModelProto) -> Callable[[Feeds, Sequence[str]], dict[str, NDArray[Any]]]:
+        """A session for one look: as long as it lives, the pages of the table that it read count as ours."""
         options = onnxruntime.SessionOptions()
         # As stored: optimisation could convert a whole table before the first row is read.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
-        content = self.cut(feed, output).SerializeToString()
-        try:
-            return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises a class of its own for each status
-            raise Unavailable(f"onnxruntime cannot load the lookup: {_first_line(error)}") from error
+
+        def run(feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+            with _unavailable("run"):
+                return dict(zip(outputs, session.run(list(outputs), dict(feeds)), strict=True))
+
+        with _unavailable("load"):
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        return run
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+@contextmanager
+def _unavailable(what: str) -> Iterator[None]:
+    """onnxruntime raises a class of its own for each status, none with a useful base."""
+    try:
+        yield
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise Unavailable(f"onnxruntime cannot {what} the slice: {first_line}") from error

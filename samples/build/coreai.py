@@ -5,15 +5,14 @@ from pathlib import Path
 import torch
 from coreai_torch import TorchConverter, get_decomp_table
 
-from .model import Stage, Tiny, hf_numbers, write_reference
+from .model import STAGE_EXPECTED, STAGE_INPUTS, Stage, Tiny, write_reference
 
 
 def stage(folder: Path) -> None:
     """float32, 1 to 64 rows, exported in release mode: the ops carry no names."""
     tiny = Tiny()
     model = tiny.build()
-    numbers = hf_numbers(model, tiny.prompt(14))
-    write_reference(folder, tiny, numbers)
+    numbers = write_reference(folder / "stage.aimodel", tiny, model, 14, STAGE_EXPECTED, STAGE_INPUTS)
     inputs = {
         "hidden_states": numbers["inputs_embeds"],
         "input_ids": numbers["input_ids"].int(),

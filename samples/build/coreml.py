@@ -7,7 +7,7 @@ import coremltools.optimize.coreml as cto
 import numpy as np
 import torch
 
-from .model import Stage, Tiny, hf_numbers, write_reference
+from .model import STAGE_EXPECTED, STAGE_INPUTS, Stage, Tiny, write_reference
 
 
 def _convert(
@@ -17,15 +17,17 @@ def _convert(
     precision: ct.precision,
     rows: int = 8,
     dynamic: bool = False,
+    weights: str = "",
 ) -> ct.models.MLModel:
-    """Traces the broken stage, converts it and writes Hugging Face's numbers beside it.
+    """Traces the broken stage, converts it and writes a reference beside it.
 
     Graph inputs: ``hidden_states`` [1,S,H] in float16 for float16 stages from iOS16 on, else
     float32; ``input_ids`` and ``position_ids`` int32 [1,S]. S is 8, or 1 to 64 if dynamic.
     """
     model = tiny.build()
-    numbers = hf_numbers(model, tiny.prompt(rows))
-    write_reference(folder, tiny, numbers)
+    kind = weights or ("float16" if precision is ct.precision.FLOAT16 else "float32")
+    bundle = folder / "stage.mlpackage"
+    numbers = write_reference(bundle, tiny, model, rows, STAGE_EXPECTED, STAGE_INPUTS, kind)
     example = (
         numbers["inputs_embeds"],
         numbers["input_ids"].int(),
@@ -86,7 +88,7 @@ def palette_262144(folder: Path) -> None:
     Uniform palettes: the tables' values are uniform, so k-means would find nothing better.
     """
     tiny = Tiny(vocab=262_144, layers=2, ple_dim=3, hidden=4, head_dim=4)
-    model = _convert(folder, tiny, ct.target.iOS18, ct.precision.FLOAT16)
+    model = _convert(folder, tiny, ct.target.iOS18, ct.precision.FLOAT16, weights="4-bit")
     palettes = cto.OpPalettizerConfig(mode="uniform", nbits=4, weight_threshold=2048)
     model = cto.palettize_weights(model, cto.OptimizationConfig(global_config=palettes))
     model.save(str(folder / "stage.mlpackage"))

@@ -111,18 +111,25 @@ class Tiny:
                 parameter.copy_(_draw(name, parameter.shape, generator))
         return model
 
-    def prompt(self, rows: int) -> Tensor:
-        """Token ids, int64 [1, rows]: text, markers, pad rows and all three media.
+    def prompts(self, rows: int) -> dict[str, Tensor]:
+        """Token ids by run, int64 [1, rows] each; 8 rows for static graphs, 14 for dynamic ones.
 
-        8 rows for static graphs; 14 for dynamic ones, left-padded as a batch would be.
+        ``media`` has text, markers, pad rows and all three media; ``left padding`` is padded as a
+        batch would be; ``text`` has the ids around the media ids and none of theirs.
         """
         i, last = self.ids, self.vocab - 1
         audio = [i.boa, i.audio, i.eoa]
-        prompts = {
+        media = {
             8: [PAD, 7, i.boi, i.image, i.eoi, i.audio, i.video, last],
             14: [PAD, PAD, BOS, 7, i.boi, i.image, i.image, i.eoi, *audio, i.video, 200, last],
+        }[rows]
+        padded = [PAD] * (rows - 5) + [BOS, i.image, i.video, 7, last]
+        text = ([BOS, i.boi, i.eoi, i.boa, i.eoa, i.video + 1, last, 7] * 2)[:rows]
+        return {
+            "media": torch.tensor([media]),
+            "left padding": torch.tensor([padded]),
+            "text": torch.tensor([text]),
         }
-        return torch.tensor([prompts[rows]])
 
 
 def _tiny_vision(hidden: int) -> dict[str, int]:
@@ -231,24 +238,74 @@ def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> None:
         )
 
 
-def write_reference(folder: Path, tiny: Tiny, numbers: Mapping[str, Tensor]) -> None:
-    """Writes ``config.json`` and ``hf.safetensors`` beside a bundle."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tiny.config().to_json_file(folder / "config.json", use_diff=False)
-    source = {
-        "model": "Gemma4ForConditionalGeneration, random weights, float32",
-        "tiny": asdict(tiny),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    target = folder / "hf.safetensors"
-    save_file(
-        {name: tensor.contiguous() for name, tensor in numbers.items()},
-        target,
-        # One key, for safetensors writes several in no fixed order.
-        metadata={"source": json.dumps(source)},
-    )
+# How far an export of each kind may be off, in rows and sums (values up to 3) and in hidden
+# states after all layers (values up to 11), and why.
+_TOLERANCES = {
+    "float32": (2e-6, 3e-5, "float32 rounds to 6e-8 of a value; tens of roundings, in another order"),
+    "float16": (2e-3, 5e-2, "float16 rounds to 5e-4 of a value, weights and activations alike"),
+    "4-bit": (8e-2, 1.0, "16 levels over [-0.5, 0.5): off by half a step, 1/30, times sqrt(3); layers add up"),
+}
+
+
+def write_reference(
+    bundle: Path,
+    tiny: Tiny,
+    model: Gemma4ForConditionalGeneration,
+    rows: int,
+    expected: Mapping[str, str],
+    inputs: Mapping[str, str] = {"input_ids": "input_ids"},
+    precision: str = "float32",
+    more: Mapping[str, Tensor] = {},
+) -> dict[str, Tensor]:
+    """Writes ``config.json`` and ``<bundle>.reference.safetensors`` beside a bundle.
+
+    ``expected`` and ``inputs`` map names in the reference to keys of :func:`hf_numbers`, for every
+    run; ``more`` are tensors of other runs. Returns the numbers of the run ``media``.
+    """
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    tiny.config().to_json_file(bundle.parent / "config.json", use_diff=False)
+    numbers = {run: hf_numbers(model, ids) for run, ids in tiny.prompts(rows).items()}
+    tensors = dict(more)
+    for run, seen in numbers.items():
+        tensors |= {f"{run}/input/{name}": seen[key].contiguous() for name, key in inputs.items()}
+        tensors |= {f"{run}/expected/{name}": seen[key].contiguous() for name, key in expected.items()}
+    target = bundle.with_name(f"{bundle.name}.reference.safetensors")
+    # One key, for safetensors writes several in no fixed order.
+    names = sorted({name.rsplit("/", 1)[1] for name in tensors if "/expected/" in name})
+    save_file(tensors, target, metadata={"g4patch": json.dumps(_metadata(tiny, names, precision))})
     target.chmod(0o644)  # safetensors writes files that only their owner can read
+    return numbers["media"]
+
+
+def _metadata(tiny: Tiny, names: list[str], precision: str) -> dict[str, object]:
+    """What a reference says of itself: see ``g4patch/reference.py``."""
+    rows, layers, reason = _TOLERANCES[precision]
+    bounds = {name: layers if name == "hidden_states_out" else rows for name in names}
+    ids = tiny.ids
+    return {
+        "schema": 1,
+        "model": "right",
+        "source": {
+            "model": "Gemma4ForConditionalGeneration, random weights, float32",
+            "tiny": asdict(tiny),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "token_ids": {"image": ids.image, "audio": ids.audio, "video": ids.video, "pad": PAD},
+        "tolerances": {
+            name: {"max_abs": bound, "norm_ratio": bound, "reason": reason} for name, bound in bounds.items()
+        },
+    }
+
+
+# What a stage with decoder layers takes and gives, by hf_numbers' keys.
+STAGE_INPUTS = {"hidden_states": "inputs_embeds", "input_ids": "input_ids", "position_ids": "position_ids"}
+STAGE_EXPECTED = {
+    "per_layer_identity": "per_layer_identity",
+    "per_layer_inputs": "per_layer_inputs",
+    "hidden_states_out": "hidden_states",
+}
+IDENTITY_EXPECTED = {"per_layer_identity": "per_layer_identity"}
 
 
 def run_layers(language: Gemma4TextModel, hidden_states: Tensor, per_layer: Tensor, positions: Tensor) -> Tensor:

@@ -8,9 +8,16 @@ from unittest.mock import patch
 import mobius
 import torch
 import transformers
-from transformers import AutoConfig, Gemma4ForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from .model import Tiny, hf_numbers, write_reference
+from .model import IDENTITY_EXPECTED, Tiny, hf_numbers, write_reference
 
 # mobius masks audio ids only where the config has an audio tower.
 TINY = Tiny(towers=True)
@@ -50,23 +57,36 @@ def _export(model: PreTrainedModel, component: str, folder: Path) -> None:
 def embedding(folder: Path) -> None:
     """mobius' embedding model: image and audio ids are masked, video ids are not."""
     model = TINY.build()
-    numbers = hf_numbers(model, TINY.prompt(14))
-    write_reference(folder, TINY, {k: v for k, v in numbers.items() if k != "hidden_states"})
+    more = _without_video(model, TINY.prompts(14)["media"])
+    write_reference(folder / "model.onnx", TINY, model, 14, IDENTITY_EXPECTED, more=more)
     _export(model, "embedding", folder)
+
+
+def _without_video(model: Gemma4ForConditionalGeneration, ids: Tensor) -> dict[str, Tensor]:
+    """A run that the embedding model can reproduce to its end: it takes no video features."""
+    ids = torch.where(ids == TINY.ids.video, 9, ids)
+    numbers = hf_numbers(model, ids)
+    embeds, names = numbers["inputs_embeds"][0], ("per_layer_identity", "per_layer_inputs")
+    return {
+        "no video/input/input_ids": ids,
+        "no video/input/image_features": embeds[ids[0] == TINY.ids.image],
+        "no video/input/audio_features": embeds[ids[0] == TINY.ids.audio],
+        **{f"no video/expected/{name}": numbers[name] for name in names},
+    }
 
 
 def decoder(folder: Path) -> None:
     """mobius' decoder: it takes ``per_layer_inputs``, so the lookup is on the host's side."""
     model = TINY.build()
-    write_reference(folder, TINY, hf_numbers(model, TINY.prompt(14)))
+    folder.mkdir(parents=True)
+    TINY.config().to_json_file(folder / "config.json", use_diff=False)
     _export(model, "decoder", folder)
 
 
 def text(folder: Path) -> None:
     """mobius' text-only model: the lookup reads raw ids and nothing is spliced."""
     model = TINY.build()
-    numbers = hf_numbers(model, TINY.prompt(14))
-    write_reference(folder, TINY, {k: v for k, v in numbers.items() if k != "hidden_states"})
+    write_reference(folder / "model.onnx", TINY, model, 14, IDENTITY_EXPECTED)
     with torch.no_grad():
         text_model = Gemma4ForCausalLM(model.config.text_config).eval()
         text_model.model.load_state_dict(model.model.language_model.state_dict())

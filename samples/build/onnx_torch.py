@@ -6,7 +6,16 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
-from .model import Identity, PerLayerInputs, Stage, Tiny, hf_numbers, write_reference
+from .model import (
+    IDENTITY_EXPECTED,
+    STAGE_EXPECTED,
+    STAGE_INPUTS,
+    Identity,
+    PerLayerInputs,
+    Stage,
+    Tiny,
+    write_reference,
+)
 
 
 def _export_dynamo(module: nn.Module, inputs: dict[str, Tensor], output: str, folder: Path) -> None:
@@ -43,8 +52,7 @@ def _shorten_paths(model: onnx_ir.Model) -> None:
 
 def _stage(folder: Path, tiny: Tiny, right: bool) -> None:
     model = tiny.build()
-    numbers = hf_numbers(model, tiny.prompt(14))
-    write_reference(folder, tiny, numbers)
+    numbers = write_reference(folder / "model.onnx", tiny, model, 14, STAGE_EXPECTED, STAGE_INPUTS)
     inputs = {
         "hidden_states": numbers["inputs_embeds"],
         "input_ids": numbers["input_ids"],
@@ -67,8 +75,9 @@ def fp16(folder: Path) -> None:
     """The PLE part of a broken stage in float16: TorchScript, opset 17, weights inline."""
     tiny = Tiny()
     model = tiny.build()
-    numbers = hf_numbers(model, tiny.prompt(14))
-    write_reference(folder, tiny, {k: v for k, v in numbers.items() if k != "hidden_states"})
+    inputs = {name: STAGE_INPUTS[name] for name in ("hidden_states", "input_ids")}
+    expected = {name: STAGE_EXPECTED[name] for name in ("per_layer_identity", "per_layer_inputs")}
+    numbers = write_reference(folder / "model.onnx", tiny, model, 14, expected, inputs, "float16")
     names = ["hidden_states", "input_ids", "per_layer_inputs"]
     torch.onnx.export(
         PerLayerInputs(model.half()),
@@ -86,7 +95,6 @@ def identity_262144(folder: Path) -> None:
     """The lookup alone over Gemma 4's 262,144 ids, float16, as the graph's own output."""
     tiny = Tiny(vocab=262_144, layers=1, ple_dim=3, hidden=4)
     model = tiny.build()
-    numbers = hf_numbers(model, tiny.prompt(14))
-    write_reference(folder, tiny, {k: v for k, v in numbers.items() if k != "hidden_states"})
+    numbers = write_reference(folder / "model.onnx", tiny, model, 14, IDENTITY_EXPECTED, precision="float16")
     inputs = {"input_ids": numbers["input_ids"]}
     _export_dynamo(Identity(model.half()), inputs, "per_layer_inputs", folder)

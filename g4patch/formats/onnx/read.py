@@ -130,7 +130,7 @@ def probe(model: Model, graph: str) -> Probe:
 
     own = native(model)
 
-    def isolate(feed: str, output: str) -> ModelProto:
-        return cut(own.proto, own.graph, feed, output)
+    def isolate(feeds: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+        return cut(own.proto, own.graph, feeds, outputs)
 
     return OrtProbe(isolate, model.path.parent, own.graph.view)

@@ -5,7 +5,7 @@ The slice is cut from the laid-out view, so that a value in a branch or in a cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -14,37 +14,41 @@ from g4patch.formats.onnx.view import OnnxGraph, Source
 from g4patch.runtimes import Unavailable
 
 
-def cut(proto: ModelProto, graph: OnnxGraph, feed: str, output: str) -> ModelProto:
-    """A model from the value `feed` to the value `output`, with weights as the proto stores them.
+def cut(proto: ModelProto, graph: OnnxGraph, feeds: Collection[str], outputs: Sequence[str]) -> ModelProto:
+    """A model from some of the values `feeds` to the values `outputs`, with weights as the proto stores them.
 
-    Raises Unavailable where another graph input, or a block of its own, stands between them.
+    Its inputs are the feeds that it needs. Raises Unavailable where another graph input, or a block of its own, stands
+    in between.
     """
-    sources = list(_between(graph, feed, output))
-    made = {name for source in sources for name in source.outputs}
-    needed = dict.fromkeys(name for source in sources for name in source.inputs if name)
-    stored = [_initializer(graph, name) for name in needed if name not in made and name != feed]
+    sources = list(_between(graph, feeds, outputs))
+    made = {name for source in sources for name in source.outputs} | set(feeds)
+    needed = dict.fromkeys([name for source in sources for name in source.inputs if name] + list(outputs))
     model = ModelProto(ir_version=proto.ir_version)
     model.opset_import.extend(proto.opset_import)
     model.graph.name = "slice"
     model.graph.node.extend(_node(source) for source in sources)
-    model.graph.initializer.extend(stored)
-    model.graph.input.append(_info(graph, feed))
-    model.graph.output.append(_info(graph, output))
+    model.graph.initializer.extend(_initializer(graph, name) for name in needed if name not in made)
+    model.graph.input.extend(_info(graph, name) for name in needed if name in feeds)
+    model.graph.output.extend(_info(graph, name) for name in outputs)
     return model
 
 
-def _between(graph: OnnxGraph, feed: str, output: str) -> Iterator[Source]:
+def _between(graph: OnnxGraph, feeds: Collection[str], outputs: Sequence[str]) -> Iterator[Source]:
     wanted: set[str] = set()
-    stack = [output]
+    stack = list(outputs)
     while stack:
         name = stack.pop()
         node = graph.view.producer(name)
-        if name == feed or node is None or node.address in wanted:
-            if name != feed and node is None and graph.view.input(name) is not None:
-                raise Unavailable(f"the lookup also depends on the input {name}")
+        if name in feeds:
+            continue
+        if node is None:
+            if graph.view.input(name) is not None:
+                raise Unavailable(f"the input {name} is needed too")
+            continue
+        if node.address in wanted:
             continue
         if node.address not in graph.sources or any(_has_body(a) for a in graph.sources[node.address].attributes):
-            raise Unavailable(f"the lookup goes through {node.native} at {node.address}")
+            raise Unavailable(f"{node.native} at {node.address} stands in between")
         wanted.add(node.address)
         stack.extend(name for name in graph.sources[node.address].inputs if name)
     return (graph.sources[node.address] for node in graph.view.nodes if node.address in wanted)

@@ -1,0 +1,165 @@
+"""The reference check: stored activations against what a bundle computes, with the unpatched bundle as control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g4patch import formats
+from g4patch.metrics import Distance, distance
+from g4patch.ple import GraphAnalysis, Lookup
+from g4patch.reference import Reference, Run, Tolerance
+from g4patch.report import Check, Status, Subject
+from g4patch.runtimes import Unavailable
+
+Array = NDArray[Any]
+
+# What a person should look at first where a comparison fails, per expected name.
+_IDENTITY, _COMBINED = "per_layer_identity", "per_layer_inputs"
+
+
+@dataclass
+class _Outcome:
+    """What comparing one model with a reference gave."""
+
+    problems: list[str] = field(default_factory=list)
+    compared: int = 0
+    worst: tuple[float, float, str] = (0.0, 0.0, "")  # max |d|, its limit, where; the one nearest to its limit
+
+
+def reference(before: Subject | None, after: Subject, against: Reference) -> Check:
+    """Compare every run and every expected tensor. `before` is the unpatched model, if there is one.
+
+    The unpatched model must fail the same comparison, else the reference cannot tell right from wrong; text-only runs
+    must come out bit for bit as they did.
+    """
+    problems = list(_does_not_fit(after, against))
+    outcome = _Outcome()
+    control = ""
+    if not problems:
+        try:
+            outcome = _compare(after, against)
+            problems += outcome.problems
+            if not problems and not outcome.compared:
+                problems.append("nothing was compared: the reference expects no tensor")
+            if not problems:
+                control, faults = _control(before, after, against)
+                problems += faults
+        except Unavailable as unavailable:
+            return Check("reference", Status.SKIPPED, unavailable.reason)
+    if problems:
+        return Check("reference", Status.FAILED, problems[0], tuple(problems))
+    worst, limit, where = outcome.worst
+    summary = f"{outcome.compared} tensors, max |d| {worst:.1e} (limit {limit:.0e}, {where}); {control}"
+    return Check("reference", Status.PASSED, summary, (summary, str(against.path)))
+
+
+def _does_not_fit(subject: Subject, against: Reference) -> Iterator[str]:
+    """Why a reference says nothing about this bundle."""
+    ours = {**subject.tokens.media, "pad": subject.tokens.pad_id}
+    for name, token in against.token_ids.items():
+        if ours.get(name) != token:
+            yield f"the reference is for {name} id {token}, the bundle has {ours.get(name)}"
+    if against.model != "right":
+        yield "the reference is of a broken model"
+
+
+def _compare(subject: Subject, against: Reference) -> _Outcome:
+    outcome = _Outcome()
+    for run in against.runs:
+        values = _values(subject, run)
+        for name, expected in run.expected.items():
+            where = f"{name}, {run.name}"
+            bound = against.tolerances[name]
+            if name not in values:
+                outcome.problems.append(f"{where}: the bundle has no such value")
+                continue
+            try:
+                found = distance(values[name], expected)
+            except ValueError as error:
+                outcome.problems.append(f"{where}: {error}")
+                continue
+            outcome.compared += 1
+            outcome.problems += [f"{where}: {problem}" for problem in _beyond(found, bound)]
+            if found.max_abs * max(outcome.worst[1], 1e-300) >= outcome.worst[0] * bound.max_abs:
+                outcome.worst = (found.max_abs, bound.max_abs, where)
+    return outcome
+
+
+def _beyond(found: Distance, bound: Tolerance) -> Iterator[str]:
+    if found.max_abs > bound.max_abs:
+        yield f"max |d| {found.max_abs:.1e} is over {bound.max_abs:.0e}, cosine {found.cosine:.4f}"
+    if abs(found.norm_ratio - 1) > bound.norm_ratio:
+        yield f"the norm is {found.norm_ratio:.4f} times what is expected"
+
+
+def _values(subject: Subject, run: Run) -> dict[str, Array]:
+    """What a model computes for a run, under the names that references use."""
+    values: dict[str, Array] = {}
+    for analysis in subject.analyses:
+        wanted = _wanted(analysis, run)
+        if wanted:
+            probe = formats.of(subject.model).probe(subject.model, analysis.graph.name)
+            outputs = list(dict.fromkeys(output for output, _ in wanted.values()))
+            found = probe.run(run.inputs, outputs)
+            values |= {name: shaped(found[output]) for name, (output, shaped) in wanted.items()}
+    return values
+
+
+Shaper = Callable[[Array], Array]
+
+
+def _wanted(analysis: GraphAnalysis, run: Run) -> dict[str, tuple[str, Shaper]]:
+    """For each expected name that a graph can compute, the value to tap and what makes it comparable."""
+    wanted: dict[str, tuple[str, Shaper]] = {}
+    for name, expected in run.expected.items():
+        lookup = analysis.lookups[0] if len(analysis.lookups) == 1 else None
+        if name == _IDENTITY and lookup is not None:
+            wanted[name] = (lookup.output, _scaled(lookup, expected.shape))
+        elif name == _COMBINED and lookup is not None and lookup.combined:
+            wanted[name] = (lookup.combined, lambda array: array)
+        elif name in analysis.graph.outputs:
+            wanted[name] = (name, lambda array: array)
+    return wanted
+
+
+def _scaled(lookup: Lookup, shape: Sequence[int]) -> Shaper:
+    """Rows times the scale that the graph applies to them, in the reference's shape `[1, S, L, D]`."""
+    if lookup.scale is None:
+        raise Unavailable("the scale of the looked-up rows is not clear")
+    scale = np.float32(lookup.scale)
+
+    def shaped(rows: Array) -> Array:
+        scaled: Array = rows.astype(np.float32) * scale
+        return scaled.reshape(shape) if scaled.size == np.prod(shape) else scaled
+
+    return shaped
+
+
+def _control(before: Subject | None, after: Subject, against: Reference) -> tuple[str, list[str]]:
+    """The unpatched model on the same reference: what to say of it, and what speaks against the reference."""
+    if before is None:
+        return "no unpatched bundle to compare with", []
+    media = set(before.tokens.media.values())
+    with_media = [run for run in against.runs if media & set(_ids(run))]
+    faults = []
+    for run in against.runs:
+        if run not in with_media:
+            old, new = _values(before, run), _values(after, run)
+            if any(old[name].tobytes() != new[name].tobytes() for name in run.expected):
+                faults.append(f"{run.name}: a prompt without media no longer gives the same bits")
+    if not with_media:
+        return "no media row in it: the unpatched bundle is no control", faults
+    unpatched = _compare(before, against)
+    if not unpatched.problems:
+        faults.append("the unpatched bundle passes as well: this reference cannot tell right from wrong")
+    return f"unpatched fails: {unpatched.worst[0]:.2g}", faults
+
+
+def _ids(run: Run) -> list[int]:
+    ids = run.inputs.get("input_ids")
+    return [] if ids is None else [int(token) for token in ids.reshape(-1)]

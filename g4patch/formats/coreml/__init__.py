@@ -1,0 +1,26 @@
+"""Core ML packages (`.mlpackage`) that hold ML Programs: a module that satisfies `g4patch.formats.Format`."""
+
+from __future__ import annotations
+
+from g4patch.edits import Plan
+from g4patch.formats import Model
+from g4patch.formats.coreml.check import validate
+from g4patch.formats.coreml.differences import differences
+from g4patch.formats.coreml.edit import write
+from g4patch.formats.coreml.model import NAME, open_model
+from g4patch.runtimes import Probe, Unavailable
+
+__all__ = ["MASK_DTYPES", "NAME", "complete", "differences", "open_model", "probe", "validate", "write"]
+
+# `equal` takes no narrower integers on any opset, and its float16 cannot hold token ids.
+MASK_DTYPES = frozenset({"int32"})
+
+
+def complete(model: Model, plan: Plan) -> Plan:
+    """The plan itself: Core ML needs no companion nodes."""
+    return plan
+
+
+def probe(model: Model, graph: str) -> Probe:
+    """Raises Unavailable: nothing here runs an ML Program yet."""
+    raise Unavailable("no MIL runtime off a Mac yet")

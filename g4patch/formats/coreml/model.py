@@ -1,0 +1,96 @@
+"""Open a package: its parsed `Model`, a graph for each function, and the way back from graphs to ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from g4patch.errors import BundleError, EditError
+from g4patch.formats import NOT_STAGED, Model, Staged
+from g4patch.formats.coreml.package import programs, read_model, root_file
+from g4patch.formats.coreml.proto import Message
+from g4patch.formats.coreml.view import Reading, read_function
+from g4patch.formats.coreml.weights import open_weights
+
+NAME = "Core ML"
+
+# Specification version -> the system that reads it first (coremltools' `_SPECIFICATION_VERSION_IOS_*`).
+_SYSTEMS = {6: "iOS 15", 7: "iOS 16", 8: "iOS 17", 9: "iOS 18", 10: "iOS 26"}
+
+
+@dataclass(frozen=True)
+class Native:
+    """`message` is the parsed `Model`, `readings` are the graphs by name."""
+
+    message: Message
+    readings: Mapping[str, Reading]
+
+
+def native(model: Model) -> Native:
+    """The format's own part of a model. Raises EditError for a model of another format."""
+    if not isinstance(model.native, Native):
+        raise EditError(f"{model.path} was not opened as a Core ML package")
+    return model.native
+
+
+def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
+    """Read a package without its weights; its `model.mlmodel` may be staged. Raises BundleError."""
+    target = root_file(path)
+    source = staged.get(target, target)
+    message = read_model(source)
+    with open_weights(target) as weights:
+        readings = {name: read_function(name, *item, weights) for name, item in functions(message).items()}
+        weight_files = weights.paths
+    return Model(
+        path=path,
+        format=NAME,
+        details=_details(message),
+        files=(path / "Manifest.json", target, *weight_files),
+        replaced=(target,),
+        graph_file=source,
+        graphs=tuple(reading.graph for reading in readings.values()),
+        native=Native(message, readings),
+    )
+
+
+def functions(message: Message) -> dict[str, tuple[Message, str]]:
+    """Graph name -> (function, opset): every specialisation of every function of every part of a pipeline."""
+    found: dict[str, tuple[Message, str]] = {}
+    for program in programs(message):
+        for name in sorted(program.message.functions):
+            function = program.message.functions[name]
+            full = f"{program.name}/{name}" if program.name else name
+            for opset, suffix in _specialisations(full, function):
+                if full + suffix in found:
+                    raise BundleError(f"two models of the pipeline are called {program.name}", "name them apart")
+                found[full + suffix] = (function, opset)
+    if not found:
+        raise BundleError("the model holds no function", "export it again with coremltools")
+    return found
+
+
+def _specialisations(name: str, function: Message) -> Iterator[tuple[str, str]]:
+    """(opset, suffix) of each specialisation; the one that the function names comes first, without suffix."""
+    if function.opset not in function.block_specializations:
+        raise BundleError(f"function {name} lacks a block for its opset {function.opset}", "export the package again")
+    yield function.opset, ""
+    for opset in sorted(set(function.block_specializations) - {function.opset}):
+        yield opset, f"@{opset}"
+
+
+def block(message: Message, graph: str) -> Message:
+    """The outermost block of a graph in a `Model`. Raises EditError where there is none of that name."""
+    try:
+        function, opset = functions(message)[graph]
+    except KeyError as error:
+        raise EditError(f"the model has no function {graph}") from error
+    return function.block_specializations[opset]
+
+
+def _details(message: Message) -> tuple[str, ...]:
+    parts = len(list(programs(message)))
+    kind = "ML Program" if message.WhichOneof("Type") == "mlProgram" else f"pipeline of {parts} ML Programs"
+    version = message.specificationVersion
+    system = f" ({_SYSTEMS[version]})" if version in _SYSTEMS else ""
+    return (kind, f"spec {version}{system}")

@@ -1,0 +1,112 @@
+"""References: stored activations that a bundle must reproduce.
+
+A reference is one safetensors file, found as `<bundle>.reference.safetensors` or named by the user. Layout, schema 1:
+
+- tensors `<run>/input/<name>`: what is fed, one prompt a run, by the names of the graph's inputs. `input_ids` integer
+  `[1,S]`, `hidden_states` float `[1,S,H]` (the spliced embeddings), and so on; only what the outputs need.
+- tensors `<run>/expected/<name>`: what must come out. `per_layer_identity` float `[1,S,L,D]`, the looked-up rows times
+  their scale; `per_layer_inputs` float `[1,S,L,D]`, what the layers get; any other name is a graph output's.
+- metadata `g4patch`: a JSON object with `schema` (1), `model` ("right", or "broken" for activations of a model with
+  the fault), `source` (which model and code produced it), `token_ids` (image, audio, video, pad; a modality may be
+  missing), and `tolerances`: for each expected name `max_abs` (largest difference allowed), `norm_ratio` (how far the
+  ratio of the norms may be from 1) and a `reason` for both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g4patch.errors import BundleError
+
+Array = NDArray[Any]
+
+SCHEMA = 1
+_SUFFIX = ".reference.safetensors"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a tensor may be off. A cosine cannot see a missing scale; these two can."""
+
+    max_abs: float
+    norm_ratio: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt: what is fed, and what must come out."""
+
+    name: str
+    inputs: Mapping[str, Array]
+    expected: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference file as read. `token_ids` holds the ids that the activations were made with."""
+
+    path: Path
+    model: str
+    source: Mapping[str, Any]
+    token_ids: Mapping[str, int]
+    tolerances: Mapping[str, Tolerance]
+    runs: tuple[Run, ...]
+
+
+def beside(bundle: Path) -> Path | None:
+    """The reference that lies beside a bundle, if there is one."""
+    path = bundle.with_name(bundle.name + _SUFFIX)
+    return path if path.is_file() else None
+
+
+def load(path: Path) -> Reference:
+    """Read a reference. Raises BundleError where it is not one, or contradicts itself."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = json.loads((file.metadata() or {}).get("g4patch", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
+        return _reference(path, metadata, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(
+            f"{path} is not a reference: {error}", "see the layout in g4patch/reference.py, or record it again"
+        ) from error
+
+
+def _reference(path: Path, metadata: Any, tensors: Mapping[str, Array]) -> Reference:
+    if not isinstance(metadata, dict) or metadata.get("schema") != SCHEMA:
+        raise ValueError(f"its metadata has no g4patch entry of schema {SCHEMA}")
+    if metadata["model"] not in ("right", "broken"):
+        raise ValueError(f"it is of a {metadata['model']!r} model, neither right nor broken")
+    runs: dict[str, dict[str, dict[str, Array]]] = {}
+    for name, tensor in sorted(tensors.items()):
+        run, kind, what = name.split("/", 2)
+        if kind not in ("input", "expected"):
+            raise ValueError(f"tensor {name} is neither an input nor expected")
+        runs.setdefault(run, {"input": {}, "expected": {}})[kind][what] = tensor
+    tolerances = {
+        name: Tolerance(float(entry["max_abs"]), float(entry["norm_ratio"]), str(entry["reason"]))
+        for name, entry in metadata["tolerances"].items()
+    }
+    unbounded = {name for run in runs.values() for name in run["expected"]} - tolerances.keys()
+    if unbounded:
+        raise ValueError(f"it states no tolerance for {', '.join(sorted(unbounded))}")
+    if not all(0 <= bound.max_abs < np.inf and 0 <= bound.norm_ratio < np.inf for bound in tolerances.values()):
+        raise ValueError("a tolerance is not a number of 0 or more")
+    return Reference(
+        path,
+        metadata["model"],
+        dict(metadata.get("source", {})),
+        {name: int(token) for name, token in metadata["token_ids"].items()},
+        tolerances,
+        tuple(Run(name, parts["input"], parts["expected"]) for name, parts in runs.items()),
+    )

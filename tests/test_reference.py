@@ -1,0 +1,214 @@
+"""The reference check: it passes on what is right, and an empty, odd or foreign reference never does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from scipy.spatial.distance import cosine
+
+from g4patch import Options, fix, verify_bundle
+from g4patch.cli import main
+from g4patch.errors import BundleError
+from g4patch.metrics import distance
+from g4patch.reference import beside, load
+from g4patch.report import Check, Outcome, Report, Status
+from tests.conftest import Copy, tree
+
+ONNX = ["mobius-embedding", "mobius-text", "onnx-stage", "onnx-fp16", "onnx-identity-262144"]
+
+Tensors = dict[str, NDArray[Any]]
+Metadata = dict[str, Any]
+
+
+def result(report: Report, name: str = "reference") -> Check:
+    (found,) = [check for check in report.checks if check.name == name]
+    return found
+
+
+def rewrite(path: Path, change: Callable[[Tensors, Metadata], object]) -> None:
+    """Change a reference file."""
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
+        metadata = json.loads(file.metadata()["g4patch"])
+    change(tensors, metadata)
+    save_file(tensors, path, {"g4patch": json.dumps(metadata)})
+
+
+@pytest.mark.parametrize("name", ONNX)
+def test_samples_fail_before_and_pass_after(name: str, copy: Copy) -> None:
+    bundle = copy(name)
+    before = verify_bundle(bundle)
+    assert result(before).status is Status.FAILED
+    assert before.exit_code == 3
+    report = fix(bundle)
+    assert report.outcome is Outcome.FIXED
+    assert result(report).status is Status.PASSED
+    assert "unpatched fails" in result(report).summary
+    after = verify_bundle(bundle)
+    assert (after.outcome, after.exit_code) == (Outcome.CLEAN, 0)
+    assert "unpatched fails" in result(after).summary  # the original is kept in the backup
+    assert result(after, "row map").status is Status.PASSED
+
+
+def test_a_right_bundle_is_verified_without_an_unpatched_one(copy: Copy) -> None:
+    report = verify_bundle(copy("onnx-right"))
+    assert result(report).status is Status.PASSED
+    assert "no unpatched bundle" in result(report).summary
+
+
+def test_required_reference_that_is_missing(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    (reference := beside(bundle) or Path()).unlink()
+    assert not reference.exists()
+    before = tree(bundle.parent)
+    report = fix(bundle, Options(required=frozenset({"reference"})))
+    assert (report.outcome, report.exit_code) == (Outcome.CHECK_MISSING, 4)
+    assert tree(bundle.parent) == before
+    assert fix(bundle).outcome is Outcome.FIXED
+
+
+def drop_expected(tensors: Tensors, metadata: Metadata) -> None:
+    for name in [name for name in tensors if "/expected/" in name]:
+        del tensors[name]
+
+
+def not_a_number(tensors: Tensors, metadata: Metadata) -> None:
+    tensors["media/expected/per_layer_identity"][0, 0, 0, 0] = np.nan
+
+
+def other_ids(tensors: Tensors, metadata: Metadata) -> None:
+    metadata["token_ids"]["audio"] += 1
+
+
+def other_shape(tensors: Tensors, metadata: Metadata) -> None:
+    tensors["media/expected/per_layer_identity"] = tensors["media/expected/per_layer_identity"][:, :-1].copy()
+
+
+def unknown_value(tensors: Tensors, metadata: Metadata) -> None:
+    tensors["media/expected/no_such_value"] = np.zeros(3, np.float32)
+    metadata["tolerances"]["no_such_value"] = metadata["tolerances"]["per_layer_identity"]
+
+
+def of_a_broken_model(tensors: Tensors, metadata: Metadata) -> None:
+    metadata["model"] = "broken"
+
+
+def cannot_tell(tensors: Tensors, metadata: Metadata) -> None:
+    for bound in metadata["tolerances"].values():
+        bound.update(max_abs=1e6, norm_ratio=1e6)
+
+
+def lost_scale(tensors: Tensors, metadata: Metadata) -> None:
+    """Cosine is blind to this one; with a wide max_abs the norm still sees it."""
+    metadata["tolerances"]["per_layer_identity"]["max_abs"] = 1e6
+    tensors["media/expected/per_layer_identity"] *= 1.5
+
+
+def lacks_an_input(tensors: Tensors, metadata: Metadata) -> None:
+    del tensors["media/input/input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (drop_expected, "nothing was compared"),
+        (not_a_number, "NaN"),
+        (other_ids, "is for audio id"),
+        (other_shape, "shape"),
+        (unknown_value, "no such value"),
+        (of_a_broken_model, "broken model"),
+        (cannot_tell, "cannot tell right from wrong"),
+        (lost_scale, "the norm is"),
+    ],
+)
+def test_what_does_not_pass(change: Callable[[Tensors, Metadata], object], reason: str, copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    before = bundle.read_bytes()
+    rewrite(bundle.with_name("model.onnx.reference.safetensors"), change)
+    report = fix(bundle)
+    assert (report.outcome, report.exit_code) == (Outcome.CHECK_FAILED, 3)
+    assert reason in str(result(report).details)
+    assert bundle.read_bytes() == before
+
+
+def test_a_reference_that_cannot_be_run_has_not_passed(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    rewrite(bundle.with_name("model.onnx.reference.safetensors"), lacks_an_input)
+    report = fix(bundle, Options(required=frozenset({"reference"})))
+    assert result(report).status is Status.SKIPPED
+    assert report.exit_code == 4
+
+
+def test_a_reference_without_media_is_no_control(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+
+    def text_only(tensors: Tensors, metadata: Metadata) -> None:
+        for name in [name for name in tensors if not name.startswith("text/")]:
+            del tensors[name]
+
+    rewrite(bundle.with_name("model.onnx.reference.safetensors"), text_only)
+    report = fix(bundle)
+    assert result(report).status is Status.PASSED
+    assert "no media row" in result(report).summary
+
+
+@pytest.mark.parametrize("at", [0, 7, 100, 5000])
+def test_truncated_references_are_refused(at: int, copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = copy("onnx-stage")
+    path = bundle.with_name("model.onnx.reference.safetensors")
+    path.write_bytes(path.read_bytes()[:at])
+    before = tree(bundle.parent)
+    assert main(["fix", str(bundle)]) == 2
+    assert "is not a reference" in capsys.readouterr().err.replace("\n", " ")
+    assert tree(bundle.parent) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, metadata: metadata.update(schema=2),
+        lambda tensors, metadata: metadata.update(model="perfect"),
+        lambda tensors, metadata: metadata["tolerances"].popitem(),
+        lambda tensors, metadata: metadata["tolerances"]["per_layer_identity"].update(max_abs=float("nan")),
+        lambda tensors, metadata: tensors.update({"stray": np.zeros(1)}),
+    ],
+)
+def test_malformed_references_are_refused(change: Callable[[Tensors, Metadata], object], copy: Copy) -> None:
+    path = copy("onnx-stage").with_name("model.onnx.reference.safetensors")
+    rewrite(path, change)
+    with pytest.raises(BundleError, match="is not a reference"):
+        load(path)
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False, width=32, allow_subnormal=True)
+
+
+@given(arrays(np.float32, (3, 4), elements=floats), arrays(np.float32, (3, 4), elements=floats))
+def test_metrics_agree_with_scipy(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    found = distance(actual, expected)
+    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    assert found.max_abs == np.abs(a - e).max()
+    if a.any() and e.any():
+        scale_a, scale_e = np.abs(a).max(), np.abs(e).max()
+        assert found.cosine == pytest.approx(1 - cosine(a / scale_a, e / scale_e), abs=1e-9)
+        assert found.norm_ratio == pytest.approx(np.linalg.norm(a) / np.linalg.norm(e))
+
+
+def test_metrics_refuse_what_cannot_be_compared() -> None:
+    ones = np.ones((2, 2), np.float32)
+    for actual, expected in ((ones, ones[:1]), (ones[:0], ones[:0]), (ones * np.nan, ones), (ones, ones * np.inf)):
+        with pytest.raises(ValueError, match=r"shape|nothing|NaN"):
+            distance(actual, expected)
+    assert distance(ones * 0, ones * 0).norm_ratio == 1
+    assert distance(ones, ones * 0).norm_ratio == np.inf
