@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 __version__ = version("g4patch")
 
-from g4patch.engine import Options, check, fix, inspect, open_bundle, revert, verify_bundle
+from g4patch.engine import Options, check, fix, inspect, open_model, revert, verify_bundle
 from g4patch.report import Report
 
-__all__ = ["Options", "Report", "__version__", "check", "fix", "inspect", "open_bundle", "revert", "verify_bundle"]
+__all__ = ["Options", "Report", "__version__", "check", "fix", "inspect", "open_model", "revert", "verify_bundle"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.errors import BundleError, UsageError
 from g4patch.formats import FORMATS
+
+# A folder beside a bundle with what was replaced in it.
+BACKUP_SUFFIX = ".g4patch"
 
 # What people point at that is not a bundle g4patch can work on, and what to do instead.
 _REFUSED = {
@@ -20,8 +25,24 @@ _REFUSED = {
 }
 
 
-def find(path: Path | None) -> Path:
-    """The bundle that is meant: the path itself, or the only one in it (the current folder, if there is no path).
+# How deep models may lie in a bundle folder: onnxruntime-genai and mobius keep one folder a model.
+_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What the user points at: one model, or a folder that holds several with their metadata."""
+
+    path: Path
+    models: tuple[Path, ...]
+
+    @property
+    def is_folder(self) -> bool:
+        return self.models != (self.path,)
+
+
+def find(path: Path | None) -> Bundle:
+    """The bundle that is meant: a model, a folder of models, or the only model in the current folder.
 
     Raises UsageError or BundleError with the candidates or with what to do instead.
     """
@@ -30,17 +51,29 @@ def find(path: Path | None) -> Path:
     if suffix in FORMATS:
         if not place.exists():
             raise BundleError(f"{place} does not exist", "check the path")
-        return place
+        return Bundle(place, (place,))
     if suffix in _REFUSED and place.exists():
         raise BundleError(f"{place} cannot be patched", _REFUSED[suffix])
     if not place.is_dir():
         known = ", ".join(FORMATS)
         reason = "is not a bundle" if place.exists() else "does not exist"
         raise BundleError(f"{place} {reason}", f"bundles end in {known}")
-    found = sorted(child for child in place.iterdir() if child.suffix.lower() in FORMATS)
-    if len(found) == 1:
-        return found[0]
+    found = tuple(sorted(_models(place, _DEPTH)))
     if not found:
         raise UsageError(f"there is no bundle in {place.resolve()}", "give one: g4patch COMMAND BUNDLE")
-    names = ", ".join(child.name for child in found)
-    raise UsageError(f"there are several bundles in {place.resolve()}: {names}", "give one of them")
+    if len(found) == 1:
+        return Bundle(found[0], found)
+    if path is None:
+        names = ", ".join(str(model) for model in found)
+        raise UsageError(f"there are several bundles here: {names}", "give one of them, or the folder: .")
+    return Bundle(place, found)
+
+
+def _models(folder: Path, depth: int) -> Iterator[Path]:
+    for child in folder.iterdir():
+        if child.name.startswith(".") or child.name.endswith(BACKUP_SUFFIX):
+            continue
+        if child.suffix.lower() in FORMATS:
+            yield child
+        elif depth and child.is_dir() and not child.is_symlink():
+            yield from _models(child, depth - 1)

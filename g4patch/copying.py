@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from g4patch.bundle import BACKUP_SUFFIX, Bundle
 from g4patch.errors import UsageError
-from g4patch.formats import FORMATS, Model, Staged
+from g4patch.formats import FORMATS, Staged
 
 # What is being done, and how many bytes of how many are done.
 Progress = Callable[[str, int, int], None]
@@ -21,44 +22,64 @@ _CHUNK = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy in the making: all of a bundle but the files in `staged`, which are still to be written."""
+    """A copy in the making in `folder`: all of a bundle but the files in `staged`, which are still to be written.
 
-    bundle: Path
+    `root` is what paths of the original are relative to.
+    """
+
     staged: Staged
     folder: Path
+    root: Path
+    bundle: Path
     out: Path
+
+    def place(self, path: Path) -> Path:
+        """Where a file or model of the original is in the copy."""
+        return self.folder / path.relative_to(self.root)
 
 
 @contextmanager
-def copied(model: Model, out: Path, progress: Progress) -> Iterator[Copy]:
-    """Copy a bundle, less the files that an edit replaces, into a folder beside `out` that is gone afterwards.
+def copied(
+    bundle: Bundle, files: Sequence[Path], replaced: Sequence[Path], out: Path, progress: Progress
+) -> Iterator[Copy]:
+    """Copy a bundle, less the files that are replaced, into a folder beside `out` that is gone afterwards.
 
-    An `out` without a bundle's suffix is the folder to put the bundle into. Raises UsageError where it cannot go there.
+    `files` are those of the bundle's models. Of folders, everything is copied. For a single model, an `out` without a
+    bundle's suffix is the folder to put it into. Raises UsageError where it cannot go there.
     """
-    if out.suffix.lower() not in FORMATS:
-        out = out / model.path.name
-    if out.suffix.lower() != model.path.suffix.lower():
-        raise UsageError(f"{out} does not end in {model.path.suffix}", "name the output like the input")
-    root = model.path.parent
-    inside = [path for path in model.path.rglob("*") if path.is_file()] if model.path.is_dir() else model.files
+    suffix = bundle.path.suffix.lower()
+    if not bundle.is_folder and out.suffix.lower() not in FORMATS:
+        out = out / bundle.path.name
+    if not bundle.is_folder and out.suffix.lower() != suffix:
+        raise UsageError(f"{out} does not end in {suffix}", "name the output like the input")
+    root = bundle.path.parent
+    inside = list(_everything(bundle.path)) if bundle.path.is_dir() else list(files)
+    _refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])
+    _refuse_full(out, sum(path.stat().st_size for path in inside))
     # A new folder is made whole beside its place, and gets its name in one step.
     beside = out.parent if not out.parent.exists() else out
     folder = beside.with_name(f".{beside.name}{_PARTIAL}")
-    targets = {path: folder / path.relative_to(root) for path in inside}
-    _refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if path != model.path])
-    _refuse_full(out, sum(path.stat().st_size for path in inside))
     shutil.rmtree(folder, ignore_errors=True)
+    copy = Copy({path: folder / path.relative_to(root) for path in replaced}, folder, root, bundle.path, out)
     try:
         folder.mkdir(parents=True)
-        for path, target in targets.items():
+        for path in inside:
+            target = copy.place(path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path not in model.replaced:
+            if path not in copy.staged:
                 copy_file(path, target, progress)
                 shutil.copystat(path, target)
-        staged = {path: targets[path] for path in model.replaced}
-        yield Copy(folder / model.path.name, staged, folder, out)
+        yield copy
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _everything(folder: Path) -> Iterator[Path]:
+    """All files of a folder but what g4patch itself keeps there."""
+    for path in sorted(folder.rglob("*")):
+        ours = any(part.endswith(BACKUP_SUFFIX) for part in path.relative_to(folder).parts[:-1])
+        if path.is_file() and not ours:
+            yield path
 
 
 def _refuse_existing(out: Path, others: list[Path]) -> None:
@@ -83,14 +104,15 @@ def publish_copy(copy: Copy) -> int:
         shutil.copystat(original, path)
         sync(path)
     size = sum(path.stat().st_size for path in copy.folder.rglob("*") if path.is_file())
-    if copy.out.name == copy.bundle.name and not copy.out.parent.exists():
-        os.replace(copy.folder, copy.out.parent)
-        sync(copy.out.parent.parent)
+    made, parent = copy.place(copy.bundle), copy.out.parent
+    if copy.out.name == made.name and not parent.exists():
+        os.replace(copy.folder, parent)
+        sync(parent.parent)
     else:
-        copy.out.parent.mkdir(exist_ok=True)
-        for path in sorted(copy.folder.iterdir(), key=lambda path: path == copy.bundle):
-            os.replace(path, copy.out if path == copy.bundle else copy.out.parent / path.name)
-        sync(copy.out.parent)
+        parent.mkdir(exist_ok=True)
+        for path in sorted(copy.folder.iterdir(), key=lambda path: path == made):
+            os.replace(path, copy.out if path == made else parent / path.name)
+        sync(parent)
     return size
 
 

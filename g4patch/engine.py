@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import bundle, formats, publish, receipts, reference, verify
+from g4patch import formats, publish, receipts, reference, verify
+from g4patch.bundle import Bundle, find
 from g4patch.copying import Progress, copied, publish_copy
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
-from g4patch.ple import GraphAnalysis, analyse
+from g4patch.ple import GraphAnalysis, Verdict, analyse
 from g4patch.reference import Reference
-from g4patch.report import Finding, Outcome, Publication, Report, Subject
+from g4patch.report import Check, Finding, ModelReport, Outcome, Publication, Report, Subject
 from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
 
@@ -40,9 +41,8 @@ class Options:
     progress: Progress = _silent
 
 
-def open_bundle(path: Path, options: Options = Options(), staged: Staged = NOT_STAGED) -> Subject:
-    """Open a model and analyse its graphs. Files in `staged` are read from there. Raises BundleError."""
-    publish.recover_if_needed(path)
+def open_model(path: Path, options: Options = Options(), staged: Staged = NOT_STAGED) -> Subject:
+    """Open one model and analyse its graphs. Files in `staged` are read from there. Raises BundleError."""
     subject = _subject(formats.load(path.suffix.lower()).open_model(path, staged), resolve(path, options.tokens))
     _refuse_contradiction(subject.analyses, subject.tokens)
     return subject
@@ -54,7 +54,7 @@ def _subject(model: Model, tokens: TokenFacts) -> Subject:
     if rows and (within := tokens.within(max(rows))) != tokens:
         tokens = within
         analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
-    return Subject(model, tokens, analyses)
+    return Subject(model, tokens, analyses, bool(tokens.layer_width))
 
 
 def _refuse_contradiction(analyses: Sequence[GraphAnalysis], tokens: TokenFacts) -> None:
@@ -72,20 +72,36 @@ def _refuse_contradiction(analyses: Sequence[GraphAnalysis], tokens: TokenFacts)
 
 def inspect(path: Path | None = None, options: Options = Options()) -> Report:
     """What a bundle is and what it does about PLE, with findings and the plan that `fix` would apply."""
-    return _judge("inspect", bundle.find(path), options)
+    return _judge("inspect", find(path), options)
 
 
 def check(path: Path | None = None, options: Options = Options()) -> Report:
     """Findings. Nothing is written."""
-    return _judge("check", bundle.find(path), options)
+    return _judge("check", find(path), options)
 
 
-def _judge(command: str, path: Path, options: Options) -> Report:
+def _judge(command: str, bundle: Bundle, options: Options) -> Report:
     started = time.monotonic()
-    subject = open_bundle(path, options)
-    findings = tuple(finding for rule in _rules(options) for finding in rule.run(subject))
-    plan = _plan(subject, findings, options.unsafe)
-    return Report(command, subject, findings, plan, seconds=time.monotonic() - started)
+    publish.recover_if_needed(bundle.path)
+    subjects = [open_model(path, options) for path in bundle.models]
+    if any(subject.verdict not in (Verdict.NO_PLE, Verdict.AMBIGUOUS) for subject in subjects):
+        # The promised lookup was found: models that have nothing to do with it are not suspicious.
+        subjects = [replace(subject, expects_ple=False) for subject in subjects]
+    found = [(subject, _findings(subject, options)) for subject in subjects]
+    models = tuple(ModelReport(subject, findings) for subject, findings in found)
+    report = Report(command, bundle.path, models, options.unsafe, options.required)
+    if not (bundle.is_folder and _is_stuck(report)):
+        models = tuple(replace(model, plan=_plan(model, options.unsafe)) for model in models)
+    return replace(report, models=models, seconds=time.monotonic() - started)
+
+
+def _findings(subject: Subject, options: Options) -> tuple[Finding, ...]:
+    return tuple(finding for rule in _rules(options) for finding in rule.run(subject))
+
+
+def _is_stuck(report: Report) -> bool:
+    """Whether an error somewhere in a folder cannot be mended: all of its models are, or none."""
+    return any(not report.mends(finding) for finding in report.remaining)
 
 
 def _rules(options: Options) -> tuple[Rule, ...]:
@@ -96,9 +112,9 @@ def _rules(options: Options) -> tuple[Rule, ...]:
     return tuple(rule for rule in chosen if not options.select or rule.id in options.select)
 
 
-def _plan(subject: Subject, findings: Sequence[Finding], unsafe: bool) -> Plan:
-    edits = [edit for finding in findings if unsafe or not finding.unsafe for edit in finding.edits]
-    return formats.of(subject.model).complete(subject.model, Plan(tuple(edits))) if edits else Plan()
+def _plan(model: ModelReport, unsafe: bool) -> Plan:
+    edits = [edit for finding in model.findings if unsafe or not finding.unsafe for edit in finding.edits]
+    return formats.of(model.subject.model).complete(model.subject.model, Plan(tuple(edits))) if edits else Plan()
 
 
 def fix(
@@ -106,49 +122,64 @@ def fix(
 ) -> Report:
     """Plan, apply, verify on the stage, publish: in place, or to `out`. `dry_run` stops after the plan."""
     started = time.monotonic()
-    path = bundle.find(path)
-    report = _judge("fix", path, options)
+    bundle = find(path)
+    report = _judge("fix", bundle, options)
     if report.plan.edits and not dry_run:
-        report = _fix_in_place(path, options) if out is None else _fix_copy(report, options, out)
+        report = _fix_in_place(bundle, options) if out is None else _fix_copy(report, bundle, options, out)
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _fix_in_place(path: Path, options: Options) -> Report:
-    with publish.locked(path):
-        publish.recover(path)
+def _fix_in_place(bundle: Bundle, options: Options) -> Report:
+    with publish.locked(bundle.path):
+        publish.recover(bundle.path)
         # Once more: only from here on is nobody else changing the bundle.
-        report = _judge("fix", path, options)
-        if not report.plan.edits:
+        report = _judge("fix", bundle, options)
+        targets = _targets(report)
+        if not targets:
             return report
-        model = report.subject.model
-        with publish.stage(model) as staged:
-            report = _write_and_verify(report, options, path, staged, staged)
+        with publish.stage(targets) as staged:
+            report = _write_and_verify(report, options, staged, lambda path: (path, staged))
             if not _stopped(report):
                 receipt = receipts.receipt(report)
-                report = replace(report, publication=publish.publish_in_place(model, staged, receipt))
+                report = replace(report, publication=publish.publish_in_place(bundle.path, staged, receipt))
     return report
 
 
-def _fix_copy(report: Report, options: Options, out: Path) -> Report:
-    with copied(report.subject.model, out, options.progress) as copy:
-        report = _write_and_verify(report, options, copy.bundle, copy.staged, NOT_STAGED)
+def _fix_copy(report: Report, bundle: Bundle, options: Options, out: Path) -> Report:
+    files = [path for model in report.models for path in model.subject.model.files]
+    with copied(bundle, files, _targets(report), out, options.progress) as copy:
+        report = _write_and_verify(report, options, copy.staged, lambda path: (copy.place(path), NOT_STAGED))
         if not _stopped(report):
             report = replace(report, publication=Publication(copy.out, publish_copy(copy)))
     return report
 
 
-def _write_and_verify(report: Report, options: Options, path: Path, writes: Staged, reads: Staged) -> Report:
-    """Write the replaced files to `writes`, then judge the bundle at `path` as it is with `reads` in place."""
-    before, plan = report.subject, report.plan
+def _targets(report: Report) -> tuple[Path, ...]:
+    """The files that the plan replaces."""
+    return tuple(path for model in report.models if model.plan.edits for path in model.subject.model.replaced)
+
+
+# For a model's path, where to open what was written, and what to read from elsewhere.
+_Opener = Callable[[Path], tuple[Path, Staged]]
+
+
+def _write_and_verify(report: Report, options: Options, staged: Staged, opened_at: _Opener) -> Report:
+    """Write the replaced files of every model to their stages, then judge each model as it is now."""
+    models = [_mend(model, options, staged, opened_at) if model.plan.edits else model for model in report.models]
+    return replace(report, models=tuple(models))
+
+
+def _mend(model: ModelReport, options: Options, staged: Staged, opened_at: _Opener) -> ModelReport:
+    before = model.subject
     fmt = formats.of(before.model)
-    fmt.write(before.model, plan, writes)
-    after = _subject(fmt.open_model(path, reads), before.tokens)
+    fmt.write(before.model, model.plan, {target: staged[target] for target in before.model.replaced})
+    after = _subject(fmt.open_model(*opened_at(before.model.path)), before.tokens)
     against = _reference(before.model.path, options)
-    return replace(report, checks=verify.verify_patch(before, after, plan, against), required=options.required)
+    return replace(model, checks=verify.verify_patch(before, after, model.plan, against))
 
 
 def _reference(path: Path, options: Options) -> Reference | None:
-    """The reference that was named, else the one beside the bundle."""
+    """The reference that was named, else the one beside the model."""
     place = options.reference or reference.beside(path)
     return reference.load(place) if place is not None else None
 
@@ -156,12 +187,17 @@ def _reference(path: Path, options: Options) -> Reference | None:
 def verify_bundle(path: Path | None = None, options: Options = Options()) -> Report:
     """Judge a bundle as it stands, patched by g4patch or not; nothing is written."""
     started = time.monotonic()
-    path = bundle.find(path)
-    report = _judge("verify", path, options)
-    kept = publish.originals(report.subject.model)
-    before = _subject(formats.of(report.subject.model).open_model(path, kept), report.subject.tokens) if kept else None
-    checks = verify.verify_bundle(report.subject, before, _reference(path, options))
-    return replace(report, checks=checks, required=options.required, seconds=time.monotonic() - started)
+    bundle = find(path)
+    report = _judge("verify", bundle, options)
+    models = tuple(replace(model, checks=_verify(model, bundle, options)) for model in report.models)
+    return replace(report, models=models, seconds=time.monotonic() - started)
+
+
+def _verify(report: ModelReport, bundle: Bundle, options: Options) -> tuple[Check, ...]:
+    model, tokens = report.subject.model, report.subject.tokens
+    kept = publish.originals(bundle.path, model.replaced)
+    before = _subject(formats.of(model).open_model(model.path, kept), tokens) if kept else None
+    return verify.verify_bundle(report.subject, before, _reference(model.path, options))
 
 
 def _stopped(report: Report) -> bool:
@@ -170,4 +206,4 @@ def _stopped(report: Report) -> bool:
 
 def revert(path: Path | None = None) -> tuple[Path, ...]:
     """Undo the last in-place fix of a bundle, byte for byte. Returns the files that were put back."""
-    return publish.revert(bundle.find(path))
+    return publish.revert(find(path).path)

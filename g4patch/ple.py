@@ -243,12 +243,6 @@ def _factors(graph: Graph, found: Sequence[_Candidate], scaled: Mapping[str, str
                 yield factor, table, downstream, (f"scales the rows of {node.address}",)
 
 
-def model_verdict(analyses: Sequence[GraphAnalysis], tokens: TokenFacts) -> Verdict:
-    """The verdict on all graphs of a model: ambiguous where the configuration promises PLE and none was found."""
-    verdict = worst(analysis.verdict for analysis in analyses)
-    return Verdict.AMBIGUOUS if verdict is Verdict.NO_PLE and tokens.layer_width else verdict
-
-
 def _own_tail(table: Table) -> tuple[int, int] | None:
     """(L, D) of a table `[V, L, D]`, which needs no reshape."""
     if len(table.shape) == 3 and min(table.shape[1:]) > 1:
@@ -263,7 +257,7 @@ def _suspects(
     lookups: Sequence[Lookup],
     tokens: TokenFacts,
 ) -> Iterator[Node]:
-    """Gathers over at least as many entries as there are ids, by what may be token ids, that nothing explains."""
+    """Reads of at least as many entries as there are ids, by what may be token ids, that nothing explains."""
     ids_inputs = {root for node in known for root in recognise.integer_roots(graph, node.operands["index"])}
     rows = tokens.vocabulary or max((lookup.table.rows for lookup in lookups), default=0)
     rows = rows or max(tokens.media.values(), default=0) + 1
@@ -271,6 +265,9 @@ def _suspects(
         roots = recognise.integer_roots(graph, node.operands["index"])
         entries = table.shape[recognise.gather_axis(node, table)]
         if entries >= rows and (not ids_inputs or roots & ids_inputs):
+            yield node
+    for node, roots in recognise.other_readers(graph, rows):
+        if not ids_inputs or roots & ids_inputs:
             yield node
 
 
@@ -445,12 +442,14 @@ class Place:
     casts: tuple[Node, ...] = ()
 
 
-def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str]) -> Place | str:
+def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str], lookups: Sequence[Lookup] = ()) -> Place | str:
     """The deepest value that still equals the id, and the use of it on the way to the gather.
 
-    `dtypes` are those in which the format can compute a mask. Returns the reason where there is no such place.
+    `dtypes` are those in which the format can compute a mask. Of the `lookups`, those that miss the same ids may read
+    the value too. Returns the reason where there is no such place.
     """
     value, use = lookup.index, Use(lookup.gather.address, "index")
+    alike = {Use(one.gather.address, "index") for one in lookups if one.judgement.missing == lookup.judgement.missing}
     casts: list[Node] = []
     while not (
         graph.node(use.node).editable and graph.value(value).dtype in dtypes and _equals_id(graph, value, lookup)
@@ -459,7 +458,8 @@ def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str]) -> Plac
         onward = [key for key, name in node.operands.items() if name not in graph.constants] if node else []
         if node is None or node.op not in VIEW_OPS | {Op.ADD, Op.SUB} or len(onward) != 1:
             return "the index is not the token id, and no value on the way to it is"
-        if not casts and len(graph.uses(value)) == 1:
+        others = [at for at, reader in graph.consumers(value) if at != use and reader.op is not Op.SHAPE]
+        if not casts and alike.issuperset(others):
             use = Use(node.address, onward[0])
         elif node.op is Op.CAST:
             casts.insert(0, node)

@@ -18,31 +18,31 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from g4patch.bundle import BACKUP_SUFFIX
 from g4patch.copying import copy_file, sync
 from g4patch.errors import BundleError, UsageError
-from g4patch.formats import Model, Staged
+from g4patch.formats import Staged
 from g4patch.report import Publication
 
 _STAGE_SUFFIX = ".g4patch-stage"
-_BACKUP_SUFFIX = ".g4patch"
 _PARTIAL, _PENDING = ".partial", ".pending"
 _RECEIPT = "receipt.json"
 
 
 @contextmanager
-def stage(model: Model) -> Iterator[Staged]:
-    """For each file that an edit replaces, a path beside it to write the replacement to; gone afterwards.
+def stage(targets: Sequence[Path]) -> Iterator[Staged]:
+    """For each file that is to be replaced, a path beside it to write the replacement to; gone afterwards.
 
     To be used under the lock. Raises BundleError where a target cannot be replaced safely.
     """
-    for target in model.replaced:
+    for target in targets:
         _refuse_unsafe(target)
-    staged = {target: _stage_of(target) for target in model.replaced}
+    staged = {target: _stage_of(target) for target in targets}
     try:
         yield staged
     finally:
@@ -72,7 +72,7 @@ def _refuse_unsafe(target: Path) -> None:
 
 def backup_folder(bundle: Path) -> Path:
     """Where the files that were replaced in a bundle are kept."""
-    return bundle.with_name(bundle.name + _BACKUP_SUFFIX)
+    return bundle.with_name(bundle.name + BACKUP_SUFFIX)
 
 
 @contextmanager
@@ -116,35 +116,35 @@ def _steps(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name[:4].isdigit() and path.is_dir())
 
 
-def publish_in_place(model: Model, staged: Staged, receipt: Mapping[str, Any]) -> Publication:
+def publish_in_place(bundle: Path, staged: Staged, receipt: Mapping[str, Any]) -> Publication:
     """Replace the bundle's files by their stages, under the lock. `receipt` is kept beside the originals."""
-    folder = backup_folder(model.path)
+    folder = backup_folder(bundle)
     number = 1 + max((int(path.name[:4]) for path in _steps(folder)), default=0)
     partial = folder / f"{number:04}{_PARTIAL}"
-    files = [_file_entry(model, target, path) for target, path in staged.items()]
+    files = [_file_entry(bundle, target, path) for target, path in staged.items()]
     for target, path in staged.items():
         shutil.copystat(target, path)
         sync(path)
-    _collect(model, partial, {**receipt, "files": files})
+    _collect(bundle, tuple(staged), partial, {**receipt, "files": files})
     pending = _rename(partial, folder / f"{number:04}{_PENDING}")
     for target, path in staged.items():
         _rename(path, target)
     done = _rename(pending, folder / f"{number:04}")
-    return Publication(model.path, sum(entry["size"] for entry in files), done)
+    return Publication(bundle, sum(entry["size"] for entry in files), done)
 
 
-def _file_entry(model: Model, target: Path, path: Path) -> dict[str, Any]:
+def _file_entry(bundle: Path, target: Path, path: Path) -> dict[str, Any]:
     """What a receipt says of a file: only what was written is hashed."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"path": str(target.relative_to(model.path.parent)), "size": path.stat().st_size, "sha256": digest}
+    return {"path": str(target.relative_to(bundle.parent)), "size": path.stat().st_size, "sha256": digest}
 
 
-def _collect(model: Model, partial: Path, receipt: Mapping[str, Any]) -> None:
+def _collect(bundle: Path, targets: Sequence[Path], partial: Path, receipt: Mapping[str, Any]) -> None:
     """Keep the originals and the receipt in `partial`, all on disk."""
     partial.mkdir()
-    for target in model.replaced:
-        kept = partial / "files" / target.relative_to(model.path.parent)
+    for target in targets:
+        kept = partial / "files" / target.relative_to(bundle.parent)
         kept.parent.mkdir(parents=True, exist_ok=True)
         _keep(target, kept)
         sync(kept.parent)
@@ -234,13 +234,13 @@ def revert(bundle: Path) -> tuple[Path, ...]:
     return tuple(bundle.parent / entry["path"] for entry in files)
 
 
-def originals(model: Model) -> Staged:
-    """Where the files of a model are as they were before the first publication; empty if none is kept."""
-    folder = backup_folder(model.path)
+def originals(bundle: Path, targets: Sequence[Path]) -> Staged:
+    """Where files of a bundle are as they were before the first publication; empty if none is kept."""
+    folder = backup_folder(bundle)
     steps = [step for step in _steps(folder) if step.name.isdigit()] if folder.is_dir() else []
     if not steps:
         return {}
-    kept = {target: steps[0] / "files" / target.relative_to(model.path.parent) for target in model.replaced}
+    kept = {target: steps[0] / "files" / target.relative_to(bundle.parent) for target in targets}
     return {target: path for target, path in kept.items() if path.is_file()}
 
 

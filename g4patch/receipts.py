@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from g4patch.report import Report
+from g4patch.report import ModelReport, Report
 from g4patch.tokens import MODALITIES
 
 SCHEMA = 1
@@ -14,22 +14,28 @@ SCHEMA = 1
 
 def receipt(report: Report) -> dict[str, Any]:
     """The receipt for a report whose checks have passed, as JSON-ready data."""
-    subject, plan = report.subject, report.plan
-    names = (*MODALITIES, "pad")
-    tokens = {name: subject.tokens.token(name) for name in names}
     return {
         "schema": SCHEMA,
         "tool": f"g4patch {version('g4patch')}",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "bundle": subject.model.path.name,
+        "bundle": report.path.name,
+        "models": [_model(model, report) for model in report.models if model.plan.edits],
+    }
+
+
+def _model(model: ModelReport, report: Report) -> dict[str, Any]:
+    subject, plan = model.subject, model.plan
+    tokens = {name: subject.tokens.token(name) for name in (*MODALITIES, "pad")}
+    return {
+        "path": str(subject.model.path.relative_to(report.path.parent)),
         "format": subject.model.format,
         "verdict": subject.verdict,
         "token_ids": {name: {"id": token.id, "source": token.source} for name, token in tokens.items()},
         "findings": [
             {"rule": item.rule, "graph": item.graph, "nodes": item.nodes, "message": item.message}
-            for item in report.findings
-            if item.edits
+            for item in model.findings
+            if report.mends(item)
         ],
         "plan": {"sha256": plan.digest, "nodes_added": plan.nodes_added, "uses_redirected": plan.uses_redirected},
-        "checks": [{"name": item.name, "status": item.status, "summary": item.summary} for item in report.checks],
+        "checks": [{"name": item.name, "status": item.status, "summary": item.summary} for item in model.checks],
     }

@@ -35,6 +35,46 @@ def gather_axis(node: Node, table: Table) -> int:
     return axis % len(table.shape)
 
 
+def other_readers(graph: Graph, rows: int) -> Iterator[tuple[Node, frozenset[str]]]:
+    """Nodes that are no gathers and may look something up all the same, and the integer inputs that they do it by.
+
+    They combine numbers made of integer inputs alone with a stored tensor of at least `rows` entries along an axis: an
+    operator that is not known, or a product with one-hot rows.
+    """
+    for node in graph.nodes:
+        if node.op in (Op.OPAQUE, Op.MATMUL) and any(_is_stored(graph, x, rows) for x in node.operands.values()):
+            roots = frozenset(root for value in node.operands.values() for root in _made_of_integers(graph, value))
+            if roots:
+                yield node, roots
+
+
+def _is_stored(graph: Graph, value: str, entries: int) -> bool:
+    node = graph.producer(value)
+    while node is not None and node.op in VIEW_OPS:
+        value = node.operands["x"]
+        node = graph.producer(value)
+    shape = graph.value(value).shape or ()
+    return node is None and graph.input(value) is None and max((size or 0 for size in shape), default=0) >= entries
+
+
+def _made_of_integers(graph: Graph, value: str) -> frozenset[str]:
+    """The integer inputs that a value is made of; empty where anything else takes part: float inputs, tables, sizes."""
+    stack, seen, roots = [value], set[str](), set[str]()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node, given = graph.producer(name), graph.input(name)
+        if given is not None and is_integer(given):
+            roots.add(name)
+        elif given is not None or (node is not None and node.op in (Op.GATHER, Op.MATMUL)):
+            return frozenset()
+        elif node is not None and node.op is not Op.SHAPE:
+            stack.extend(node.operands.values())
+    return frozenset(roots)
+
+
 def integer_roots(graph: Graph, value: str) -> frozenset[str]:
     """The integer graph inputs whose numbers a value depends on, through any op."""
     return frozenset(name for name in depends_on(graph, value) if is_integer(graph.value(name)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from g4patch.edits import GraphEdit, Plan
 from g4patch.formats import Model
-from g4patch.ple import INCONCLUSIVE, GraphAnalysis, Verdict, model_verdict
+from g4patch.ple import INCONCLUSIVE, GraphAnalysis, Verdict, worst
 from g4patch.tokens import TokenFacts
 
 
@@ -32,6 +32,7 @@ class Outcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
     PLANNED = "would fix"
     FIXED = "fixed"
+    PARTLY_FIXED = "fixed in part: findings remain"
     CHECK_FAILED = "a check failed"
     CHECK_MISSING = "a required check could not run"
 
@@ -65,15 +66,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the token ids that count for it, and what its graphs do about PLE."""
+    """A model, the token ids that count for it, and what its graphs do about PLE.
+
+    `expects_ple`: the configuration promises PLE, and no other model of the bundle has to do with it.
+    """
 
     model: Model
     tokens: TokenFacts
     analyses: tuple[GraphAnalysis, ...]
+    expects_ple: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        return model_verdict(self.analyses, self.tokens)
+        verdict = worst(analysis.verdict for analysis in self.analyses)
+        return Verdict.AMBIGUOUS if verdict is Verdict.NO_PLE and self.expects_ple else verdict
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,60 @@ class Publication:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that one command did to one bundle."""
+class ModelReport:
+    """What one command found, planned and checked in one model."""
 
-    command: str
     subject: Subject
     findings: tuple[Finding, ...] = ()
     plan: Plan = field(default_factory=Plan)
     checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that one command did to one bundle. `unsafe` and `required` are what was asked for."""
+
+    command: str
+    path: Path
+    models: tuple[ModelReport, ...]
+    unsafe: bool = False
     required: frozenset[str] = frozenset()
     publication: Publication | None = None
     seconds: float = 0.0
+
+    @property
+    def subject(self) -> Subject:
+        """The subject of a bundle of one model. Raises ValueError for a folder of several."""
+        (model,) = self.models
+        return model.subject
+
+    @property
+    def plan(self) -> Plan:
+        """All edits, of all models."""
+        return Plan(tuple(edit for model in self.models for edit in model.plan.edits))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for model in self.models for finding in model.findings)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(check for model in self.models for check in model.checks)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict that decides: the worst of all models."""
+        return worst(model.subject.verdict for model in self.models)
+
+    @property
+    def remaining(self) -> tuple[Finding, ...]:
+        """Errors that were not mended."""
+        errors = (finding for finding in self.findings if finding.severity is Severity.ERROR)
+        return tuple(finding for finding in errors if self.publication is None or not self.mends(finding))
+
+    def mends(self, finding: Finding) -> bool:
+        """Whether the plan mends what a finding says."""
+        return bool(finding.edits) and (self.unsafe or not finding.unsafe)
 
     @property
     def outcome(self) -> Outcome:
@@ -105,12 +154,12 @@ class Report:
         if any(check.name in self.required and check.status is Status.SKIPPED for check in self.checks):
             return Outcome.CHECK_MISSING
         if self.publication is not None:
-            return Outcome.FIXED
-        if self.subject.verdict in INCONCLUSIVE:
+            return Outcome.PARTLY_FIXED if self.remaining else Outcome.FIXED
+        if self.verdict in INCONCLUSIVE:
             return Outcome.INCONCLUSIVE
-        if any(finding.severity is Severity.ERROR for finding in self.findings):
-            return Outcome.PLANNED if self.command == "fix" and self.plan.edits else Outcome.FOUND
-        return Outcome.CLEAN
+        if self.plan.edits and self.command == "fix":
+            return Outcome.PLANNED
+        return Outcome.FOUND if self.remaining else Outcome.CLEAN
 
     @property
     def exit_code(self) -> int:
@@ -122,6 +171,7 @@ class Report:
 _EXIT_CODES = {
     Outcome.CLEAN: 0,
     Outcome.FIXED: 0,
+    Outcome.PARTLY_FIXED: 1,
     Outcome.FOUND: 1,
     Outcome.PLANNED: 1,
     Outcome.INCONCLUSIVE: 1,

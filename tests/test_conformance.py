@@ -58,7 +58,7 @@ def test_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "onnx-host-side"])
 def test_lookup_and_row_map(name: str) -> None:
-    expected, subject = EXPECTED[name], engine.open_bundle(sample(name))
+    expected, subject = EXPECTED[name], engine.open_model(sample(name))
     media = subject.tokens.media
     masked = {"mobius-embedding": [media["image"], media["audio"]], "onnx-right": [*media.values()]}.get(name, [])
     lookups = [lookup for analysis in subject.analyses for lookup in analysis.lookups]
@@ -75,7 +75,7 @@ def test_lookup_and_row_map(name: str) -> None:
 def test_fix_mends_and_changes_nothing_else(name: str, copy: Copy) -> None:
     bundle = copy(name)
     before = tree(bundle.parent)
-    model = engine.open_bundle(bundle).model
+    model = engine.open_model(bundle).model
     report = fix(bundle)
     assert report.outcome is Outcome.FIXED, report.checks
     assert report.exit_code == 0
@@ -86,7 +86,7 @@ def test_fix_mends_and_changes_nothing_else(name: str, copy: Copy) -> None:
     assert changed == {str(path.relative_to(bundle.parent)) for path in model.replaced}
     assert all(path.startswith(f"{bundle.name}.g4patch/") for path in added)
 
-    subject = engine.open_bundle(bundle)
+    subject = engine.open_model(bundle)
     media = list(subject.tokens.media.values())
     for lookup in (lookup for analysis in subject.analyses for lookup in analysis.lookups):
         assert lookup.judgement.row_map is not None
@@ -115,7 +115,7 @@ def test_output_elsewhere_leaves_the_input_alone(name: str, copy: Copy, tmp_path
     assert report.publication is not None
     tokens = inspect(bundle).subject.tokens
     flags = TokenFlags(tokens.image.id, tokens.audio.id, tokens.video.id)
-    mended = engine.open_bundle(report.publication.target, engine.Options(flags))
+    mended = engine.open_model(report.publication.target, engine.Options(flags))
     assert mended.verdict is Verdict.PATCHED
     assert not [path for path in (tmp_path / "out").rglob("*") if "g4patch" in path.name]
 
@@ -156,7 +156,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["onnx-stage", "coreml-fp32", "coreai-stage"])
 def test_damaged_files_give_one_line_and_a_hint(name: str, copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = copy(name)
-    graph_file = engine.open_bundle(bundle).model.graph_file
+    graph_file = engine.open_model(bundle).model.graph_file
     content = graph_file.read_bytes()
     for how, bad in damaged(content).items():
         graph_file.write_bytes(bad)

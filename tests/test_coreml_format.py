@@ -383,9 +383,9 @@ def reads(model: Any, select: Any) -> str:
 @pytest.mark.parametrize("name", ["coreml-fp16", "coreml-ios16", "coreml-palette-262144"])
 def test_coremltools_takes_the_mended_package(name: str, copy: Copy, tmp_path: Path) -> None:
     package = copy(name)
-    from g4patch.engine import open_bundle
+    from g4patch.engine import open_model
 
-    tokens = open_bundle(package).tokens
+    tokens = open_model(package).tokens
     before = coreml.open_model(package)
     _, after, plan = mend(package, tmp_path / "staged", mask(before, tokens))
     assert verdicts(after, tokens) == [Verdict.PATCHED]

@@ -90,7 +90,7 @@ def test_a_required_check_that_cannot_run_publishes_nothing(copy: Copy, monkeypa
 
     bundle = copy("onnx-stage")
     before = bundle.read_bytes()
-    monkeypatch.setattr(formats.of(engine.open_bundle(bundle).model), "probe", unavailable)
+    monkeypatch.setattr(formats.of(engine.open_model(bundle).model), "probe", unavailable)
     report = fix(bundle, Options(required=frozenset({"differential"})))
     assert (report.outcome, report.exit_code) == (Outcome.CHECK_MISSING, 4)
     assert bundle.read_bytes() == before
@@ -111,7 +111,7 @@ def test_a_failed_check_publishes_nothing(copy: Copy, monkeypatch: pytest.Monkey
         path = staged[model.path]
         path.write_bytes(path.read_bytes().replace(b"hidden_states_out", b"hidden_states_0ut"))
 
-    monkeypatch.setattr(formats.of(engine.open_bundle(bundle).model), "write", careless)
+    monkeypatch.setattr(formats.of(engine.open_model(bundle).model), "write", careless)
     report = fix(bundle)
     assert (report.outcome, report.exit_code) == (Outcome.CHECK_FAILED, 3)
     assert bundle.read_bytes() == before

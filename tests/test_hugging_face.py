@@ -28,7 +28,7 @@ TOLERANCE = {"float32": 2e-6, "float16": 2e-3}
 
 def identity_part(bundle: Path, ids: NDArray[np.int64]) -> NDArray[Any]:
     """The looked-up rows times the scale that the graph applies, `[N, L, D]` in float32."""
-    subject = engine.open_bundle(bundle)
+    subject = engine.open_model(bundle)
     (lookup,) = (lookup for analysis in subject.analyses for lookup in analysis.lookups)
     probe = formats.of(subject.model).probe(subject.model, lookup.graph)
     rows = probe.lookup(lookup.ids_input, lookup.output, ids).astype(np.float32)
@@ -55,7 +55,7 @@ def test_identity_part(name: str, copy: Copy) -> None:
     bundle = copy(name)
     inputs, outputs = numbers(bundle)
     ids, expected = inputs["input_ids"].reshape(-1), outputs["per_layer_identity"][0]
-    lookup = engine.open_bundle(bundle).analyses[0].lookups[0]
+    lookup = engine.open_model(bundle).analyses[0].lookups[0]
     missing = np.isin(ids, lookup.judgement.missing)
     assert missing.any()
 
@@ -91,7 +91,7 @@ def test_combined_per_layer_inputs(name: str, copy: Copy) -> None:
     """On every row, of every modality, and of padding; mobius' embedding model takes no video features."""
     bundle = copy(name)
     inputs, outputs = numbers(bundle, "no video" if name == "mobius-embedding" else "media")
-    dtype = engine.open_bundle(bundle).analyses[0].lookups[0].table.dtype
+    dtype = engine.open_model(bundle).analyses[0].lookups[0].table.dtype
     value, expected = COMBINED[name], outputs["per_layer_inputs"]
 
     def error() -> float:

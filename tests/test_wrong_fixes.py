@@ -114,7 +114,7 @@ def test_wrong_fix_is_caught(name: str, mutation: Mutation, copy: Copy) -> None:
     wrong = Plan(tuple(mutation(before, item) if item is edit else item for item in right.edits))
     staged = {target: target.with_name(f"staged {target.name}") for target in before.model.replaced}
     fmt.write(before.model, wrong, staged)
-    results = checks(before, engine.open_bundle(bundle, staged=staged), right)
+    results = checks(before, engine.open_model(bundle, staged=staged), right)
     caught = {result.name for result in results.values() if result.status is Status.FAILED}
     expected = MUTATIONS[mutation] - (set() if runs_here(before) else {"differential"})
     assert caught == expected, {name: result.summary for name, result in results.items()}
@@ -127,5 +127,5 @@ def test_right_fix_is_not_caught(name: str, copy: Copy) -> None:
     replaced = report.subject.model.replaced
     staged = {target: target.with_name(f"staged {target.name}") for target in replaced}
     formats.of(report.subject.model).write(report.subject.model, report.plan, staged)
-    results = checks(report.subject, engine.open_bundle(bundle, staged=staged), report.plan)
+    results = checks(report.subject, engine.open_model(bundle, staged=staged), report.plan)
     assert not [result for result in results.values() if result.status is Status.FAILED]

@@ -56,7 +56,7 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
         if lookup.verdict in _NO_FIX:
             yield _unfixable(rule, lookup, subject.tokens)
         elif lookup.judgement.missing and lookup.verdict is not Verdict.OTHER_SCHEME:
-            place = place_for_mask(analysis.graph, lookup, formats.of(subject.model).MASK_DTYPES)
+            place = place_for_mask(analysis.graph, lookup, formats.of(subject.model).MASK_DTYPES, analysis.lookups)
             if isinstance(place, str):
                 yield replace(_fault(rule, [lookup], subject.tokens), withheld=place)
             else:

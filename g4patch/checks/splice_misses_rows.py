@@ -37,8 +37,10 @@ def _splice(rule: Rule, subject: Subject, analysis: GraphAnalysis, splice: Splic
     stated = [name for name in missing if name != "pad" and name not in tokens.only_by_default]
     names = ", ".join(f"{name} {token}" for name, token in missing.items())
     message = f"the splice does not take rows of {splice.rows} for {names}"
+    # A later stage projects something else than embeddings for media rows anyway: see later-stage-projection.
+    serious = stated and not _is_later_stage(analysis)
     finding = Finding(
-        rule.id, rule.severity if stated else Severity.WARNING, message, graph.name, (splice.node.address,)
+        rule.id, rule.severity if serious else Severity.WARNING, message, graph.name, (splice.node.address,)
     )
     place = place_for_widening(graph, splice, tokens, formats.of(subject.model).MASK_DTYPES)
     if isinstance(place, str):
@@ -47,6 +49,10 @@ def _splice(rule: Rule, subject: Subject, analysis: GraphAnalysis, splice: Splic
     value, use = place
     edit = widen(graph, splice.condition, splice.inverted, value, use, list(missing.values()), rule.id)
     yield replace(finding, edits=(edit,), unsafe="" if _is_first_stage(analysis) else _LATER_STAGE)
+
+
+def _is_later_stage(analysis: GraphAnalysis) -> bool:
+    return any(lookup.layers_used and 0 not in lookup.layers_used for lookup in analysis.lookups)
 
 
 def _is_first_stage(analysis: GraphAnalysis) -> bool:

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from g4patch.edits import Const, GraphEdit, NewNode, Operand
+from g4patch.edits import Const, GraphEdit, NewNode, Operand, Plan
 from g4patch.ple import GraphAnalysis, Lookup, Splice, Verdict
-from g4patch.report import Check, Outcome, Report, Severity, Status, Subject
+from g4patch.report import Check, Finding, ModelReport, Outcome, Report, Severity, Status, Subject
 from g4patch.tokens import TokenFacts
 from g4patch.view import Graph, Value
 
@@ -47,19 +47,35 @@ _SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 def render(report: Report, console: Console, *, show_ple: bool = False, digests: bool = False) -> None:
     """Print a report. `show_ple` prints each lookup, `digests` the SHA-256 of each file."""
-    console.print(_header(report))
-    if report.command == "inspect":
-        _inspect(report, console, show_ple, digests)
-    else:
-        _findings(report, console)
-        if report.command == "fix":
-            _fix(report, console)
-        if report.command == "verify":
+    if len(report.models) > 1:
+        console.print(_folder_header(report))
+        console.print()
+    for model in report.models:
+        console.print(_header(model))
+        if report.command == "inspect":
+            _inspect(model, console, show_ple, digests)
+        else:
+            _model(report, model, console)
+        for warning in model.subject.tokens.warnings:
+            console.print(_indented(Text.assemble(("warning ", _UNSURE), warning)))
+        if len(report.models) > 1:
             console.print()
-            console.print(_rows(_checks(report.checks), width=14))
-            console.print(_indented(f"{report.outcome}: {_reference_said(report)}"))
-    for warning in report.subject.tokens.warnings:
-        console.print(_indented(Text.assemble(("warning ", _UNSURE), warning)))
+    if report.command != "inspect":
+        console.print(_indented(_conclusion(report)))
+
+
+def _folder_header(report: Report) -> RenderableType:
+    """The folder, how many models it holds, and the verdict that decides."""
+    verdict = Text(report.verdict.upper(), _VERDICT_STYLE.get(report.verdict, _BAD))
+    return _spread(Text.assemble((f"{report.path.name}/", "bold"), f"  {len(report.models)} models"), verdict)
+
+
+def _spread(left: Text, right: Text) -> RenderableType:
+    grid = Grid.grid(expand=True, padding=(0, 1, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(left, right)
+    return grid
 
 
 def _indented(content: RenderableType) -> Padding:
@@ -76,7 +92,7 @@ def _rows(rows: Iterable[tuple[str | Text, str | Text]], width: int = 12) -> Pad
     return _indented(grid)
 
 
-def _header(report: Report) -> RenderableType:
+def _header(report: ModelReport) -> RenderableType:
     subject, model = report.subject, report.subject.model
     verdict = Text(subject.verdict.upper(), _VERDICT_STYLE.get(subject.verdict, _BAD))
     if report.plan.edits:
@@ -84,11 +100,7 @@ def _header(report: Report) -> RenderableType:
     size = sum(path.stat().st_size for path in model.files)
     functions = f"{len(model.graphs)} functions" if len(model.graphs) > 1 else ""
     facts = ", ".join(part for part in (model.format, *model.details, functions, _size(size)) if part)
-    grid = Grid.grid(expand=True, padding=(0, 1, 0, 0))
-    grid.add_column(overflow="fold")
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_row(Text.assemble((model.path.name, "bold"), "  ", facts), verdict)
-    return grid
+    return _spread(Text.assemble((model.path.name, "bold"), "  ", facts), verdict)
 
 
 def _size(size: float) -> str:
@@ -99,7 +111,7 @@ def _size(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def _inspect(report: Report, console: Console, show_ple: bool, digests: bool) -> None:
+def _inspect(report: ModelReport, console: Console, show_ple: bool, digests: bool) -> None:
     subject = report.subject
     console.print()
     for analysis in subject.analyses:
@@ -116,14 +128,14 @@ def _inspect(report: Report, console: Console, show_ple: bool, digests: bool) ->
     if digests:
         console.print(_rows(_digests(subject), 65))
     if report.plan.edits:
-        what = f"would insert {report.plan.nodes_added} ops and rewire {_uses(report)}"
+        what = f"would insert {report.plan.nodes_added} ops and rewire {_uses(report.plan)}"
         console.print(_indented(Text.assemble((f"g4patch fix {subject.model.path}", "bold"), f"   {what}")))
     elif not show_ple and any(analysis.lookups for analysis in subject.analyses):
         console.print(_indented("more: g4patch inspect --show-ple " + str(subject.model.path)))
 
 
-def _uses(report: Report) -> str:
-    return f"{report.plan.uses_redirected} use" + ("s" if report.plan.uses_redirected > 1 else "")
+def _uses(plan: Plan) -> str:
+    return f"{plan.uses_redirected} use" + ("s" if plan.uses_redirected > 1 else "")
 
 
 def _digests(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -222,59 +234,62 @@ def _token_sources(tokens: TokenFacts) -> str:
     return f"{media}, pad {tokens.pad.id}, from {', '.join(tokens.sources)}"
 
 
-def _findings(report: Report, console: Console) -> None:
-    if report.findings:
+def _model(report: Report, model: ModelReport, console: Console) -> None:
+    """Findings, then what was checked, or would be changed, in one model."""
+    if model.findings:
         console.print()
-    fixed = report.outcome is Outcome.FIXED
-    for finding in report.findings:
-        state = "fixed" if fixed and finding.edits else finding.severity
-        style = _GOOD if state == "fixed" else _SEVERITY_STYLE[finding.severity]
-        where = f"{finding.graph}: " if len(report.subject.analyses) > 1 and finding.graph else ""
-        body = Text.assemble((f"{state:<8}", style), where, finding.message)
-        if finding.withheld:
-            body.append(f"\nnot fixed: {finding.withheld}")
-        console.print(_rows([(Text(finding.rule, "bold"), body)], width=20))
-    if report.command == "check":
+    for finding in model.findings:
+        console.print(_rows([_finding(report, model, finding)], width=20))
+    if model.checks or (report.command == "fix" and model.plan.edits):
         console.print()
-        hint = f"   g4patch fix {report.subject.model.path}" if report.plan.edits else ""
-        meaning = _MEANING[report.subject.verdict] if not report.findings else ""
-        console.print(_indented(f"{report.outcome}{': ' + meaning if meaning else ''}{hint}"))
-
-
-def _fix(report: Report, console: Console) -> None:
+    if model.checks:
+        console.print(_rows(_checks(model.checks), width=14))
+    elif report.command == "fix":
+        for edit in model.plan.edits:
+            console.print(_indented(_diff(edit, model.subject)))
     console.print()
+
+
+def _finding(report: Report, model: ModelReport, finding: Finding) -> tuple[Text, Text]:
+    state = "fixed" if report.publication is not None and report.mends(finding) else finding.severity
+    style = _GOOD if state == "fixed" else _SEVERITY_STYLE[finding.severity]
+    where = f"{finding.graph}: " if len(model.subject.analyses) > 1 and finding.graph else ""
+    body = Text.assemble((f"{state:<8}", style), where, finding.message)
+    if finding.withheld:
+        body.append(f"\nnot fixed: {finding.withheld}")
+    elif finding.unsafe and not report.unsafe:
+        body.append(f"\nfixed only with --unsafe: {finding.unsafe}")
+    return Text(finding.rule, "bold"), body
+
+
+def _conclusion(report: Report) -> Text:
+    """The last lines: how it ended, and what to do next."""
+    outcome, path = report.outcome, report.path
+    if report.publication is not None:
+        done = f"{outcome} in {report.seconds:.1f} s, {_size(report.publication.written)} written"
+        style = _GOOD if outcome is Outcome.FIXED else _UNSURE
+        end = Text(f"{done}; {_reference_said(report)}\n", style)
+        if report.publication.backup is not None:
+            return end.append("undo: ", "default").append(f"g4patch revert {path}", "bold default")
+        return end.append(f"the mended bundle is {report.publication.target}", "default")
+    if report.command == "verify":
+        return Text(f"{outcome}: {_reference_said(report)}")
     if report.checks:
-        console.print(_rows(_checks(report.checks), width=14))
-        console.print()
-    elif report.plan.edits:
-        for edit in report.plan.edits:
-            console.print(_indented(_diff(edit, report.subject)))
-        console.print()
-        console.print(_indented(f"nothing was written; g4patch fix {report.subject.model.path} applies this"))
-        return
-    publication = report.publication
-    if publication is None:
-        already = report.subject.verdict is Verdict.PATCHED and not report.checks
-        console.print(_indented("already fixed, nothing was written" if already else _nothing_written(report)))
-        return
-    line = f"fixed in {report.seconds:.1f} s, {_size(publication.written)} written"
-    console.print(_indented(Text(f"{line}; {_reference_said(report)}", _GOOD)))
-    if publication.backup is not None:
-        console.print(_indented(Text.assemble("undo: ", (f"g4patch revert {publication.target}", "bold"))))
-    else:
-        console.print(_indented(f"the mended bundle is {publication.target}"))
+        return Text(f"{outcome}: nothing was published")
+    if outcome is Outcome.PLANNED:
+        return Text(f"nothing was written; g4patch fix {path} applies this")
+    if report.command == "check" and report.plan.edits:
+        return Text.assemble(f"{outcome}   ", (f"g4patch fix {path}", "bold"))
+    if outcome is Outcome.CLEAN:
+        fixed = report.command == "fix" and report.verdict is Verdict.PATCHED
+        return Text("already fixed, nothing was written" if fixed else f"{outcome}: {_MEANING[report.verdict]}")
+    return Text(f"{outcome}" + (": nothing was written" if report.command == "fix" else ""))
 
 
 def _reference_said(report: Report) -> str:
     """Without a reference a bundle is never called verified."""
     checked = any(check.name == "reference" and check.status is Status.PASSED for check in report.checks)
     return "verified against the reference" if checked else "reference not checked"
-
-
-def _nothing_written(report: Report) -> str:
-    if report.outcome is Outcome.CLEAN:
-        return f"{report.outcome}: {_MEANING[report.subject.verdict]}"
-    return f"{report.outcome}: nothing was {'published' if report.checks else 'written'}"
 
 
 def _checks(checks: Iterable[Check]) -> Iterator[tuple[str | Text, str | Text]]:
