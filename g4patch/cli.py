@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from g4patch import __version__, engine
-from g4patch.errors import G4PatchError
-from g4patch.output import progress, text
+from g4patch.errors import G4PatchError, UsageError
+from g4patch.output import json, progress, text
 from g4patch.report import Report
 from g4patch.rules import find_rule, find_rules
 from g4patch.tokens import MODALITIES, TokenFlags
+
+Command = Callable[[Path | None], Report]
 
 _EXAMPLES = """\
 examples:
@@ -38,16 +42,48 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run g4patch. Returns the exit code; errors are one line on stderr with a hint."""
     options = _parser().parse_args(arguments)
-    out, err = Console(highlight=False, soft_wrap=False), Console(stderr=True, highlight=False)
+    err = Console(stderr=True, highlight=False)
     try:
-        code: int = options.run(options, out, err)
+        return int(options.run(options, err))
     except G4PatchError as error:
         _print_error(error, err)
         return 2
     except KeyboardInterrupt:
         err.print("interrupted: nothing was published")
         return 130
+
+
+def _run(arguments: argparse.Namespace, err: Console, command: Command, bundles: Sequence[Path | None]) -> int:
+    """Run a command on each bundle and print the reports. One that cannot be read does not stop the others."""
+    reports, failures = [], []
+    for bundle in bundles:
+        try:
+            reports.append(command(bundle))
+        except G4PatchError as error:
+            _print_error(error, err)
+            failures.append(json.Failure(str(bundle or "."), error))
+    code = max([report.exit_code for report in reports] + [2 for _ in failures])
+    with _destination(arguments.output_file) as file:
+        if arguments.format == "json":
+            file.write(json.render(reports, failures, code))
+        else:
+            console = Console(file=file, highlight=False)
+            for report in reports:
+                shown = {name: getattr(arguments, name, False) for name in ("show_ple", "digests")}
+                text.render(report, console, **shown)
     return code
+
+
+@contextmanager
+def _destination(path: Path | None) -> Iterator[IO[str]]:
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another --output-file") from error
 
 
 def _print_error(error: G4PatchError, err: Console) -> None:
@@ -138,6 +174,9 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     rules = command.add_argument_group("rules", "default: all; see g4patch explain")
     for flag, what in (("select", "run only"), ("ignore", "do not run")):
         rules.add_argument(f"--{flag}", action="append", default=[], metavar="RULE", help=f"{what} this rule")
+    output = command.add_argument_group("output")
+    output.add_argument("--format", choices=["text", "json"], default="text", help="default: text")
+    output.add_argument("--output-file", type=Path, metavar="FILE", help="write the report there")
     group = command.add_argument_group(
         "token ids", "default: config.json and the like beside the bundle, then Gemma 4's"
     )
@@ -160,48 +199,38 @@ def _options(arguments: argparse.Namespace, err: Console) -> engine.Options:
     )
 
 
-def _inspect(arguments: argparse.Namespace, out: Console, err: Console) -> int:
-    report = engine.inspect(arguments.bundle, _options(arguments, err))
-    text.render(report, out, show_ple=arguments.show_ple, digests=arguments.digests)
-    return report.exit_code
+def _inspect(arguments: argparse.Namespace, err: Console) -> int:
+    options = _options(arguments, err)
+    return _run(arguments, err, lambda bundle: engine.inspect(bundle, options), [arguments.bundle])
 
 
-def _check(arguments: argparse.Namespace, out: Console, err: Console) -> int:
-    """Check each bundle; one that cannot be read does not stop the others."""
-    codes = []
-    for bundle in arguments.bundles or [None]:
-        try:
-            report = engine.check(bundle, _options(arguments, err))
-        except G4PatchError as error:
-            _print_error(error, err)
-            codes.append(2)
-        else:
-            text.render(report, out)
-            codes.append(report.exit_code)
-    return max(codes)
+def _check(arguments: argparse.Namespace, err: Console) -> int:
+    options = _options(arguments, err)
+    return _run(arguments, err, lambda bundle: engine.check(bundle, options), arguments.bundles or [None])
 
 
-def _fix(arguments: argparse.Namespace, out: Console, err: Console) -> int:
-    report: Report = engine.fix(
-        arguments.bundle, _options(arguments, err), out=arguments.output, dry_run=arguments.dry_run
-    )
-    text.render(report, out)
-    return report.exit_code
+def _fix(arguments: argparse.Namespace, err: Console) -> int:
+    options = _options(arguments, err)
+
+    def fix(bundle: Path | None) -> Report:
+        return engine.fix(bundle, options, out=arguments.output, dry_run=arguments.dry_run)
+
+    return _run(arguments, err, fix, [arguments.bundle])
 
 
-def _verify(arguments: argparse.Namespace, out: Console, err: Console) -> int:
-    report = engine.verify_bundle(arguments.bundle, _options(arguments, err))
-    text.render(report, out)
-    return report.exit_code
+def _verify(arguments: argparse.Namespace, err: Console) -> int:
+    options = _options(arguments, err)
+    return _run(arguments, err, lambda bundle: engine.verify_bundle(bundle, options), [arguments.bundle])
 
 
-def _revert(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+def _revert(arguments: argparse.Namespace, err: Console) -> int:
     for path in engine.revert(arguments.bundle):
-        out.print(f"{path} is as it was", markup=False)
+        print(f"{path} is as it was")
     return 0
 
 
-def _explain(arguments: argparse.Namespace, out: Console, err: Console) -> int:
+def _explain(arguments: argparse.Namespace, err: Console) -> int:
+    out = Console(highlight=False)
     if arguments.rule:
         out.print(Markdown(find_rule(arguments.rule).page))
     else:
