@@ -7,7 +7,8 @@ from g4patch.formats import Model
 from g4patch.formats.coreml.check import validate
 from g4patch.formats.coreml.differences import differences
 from g4patch.formats.coreml.edit import write
-from g4patch.formats.coreml.model import NAME, open_model
+from g4patch.formats.coreml.model import NAME, functions, native, open_model
+from g4patch.formats.coreml.package import root_file
 from g4patch.runtimes import Probe, Unavailable
 
 __all__ = ["MASK_DTYPES", "NAME", "complete", "differences", "open_model", "probe", "validate", "write"]
@@ -22,5 +23,12 @@ def complete(model: Model, plan: Plan) -> Plan:
 
 
 def probe(model: Model, graph: str) -> Probe:
-    """Raises Unavailable: nothing here runs an ML Program yet."""
-    raise Unavailable("no MIL runtime off a Mac yet")
+    """The MIL interpreter on one function: nothing else runs an ML Program off a Mac."""
+    from g4patch.runtimes.mil.probe import MilProbe
+    from g4patch.runtimes.mil.program import read_function
+
+    try:
+        function, opset = functions(native(model).message)[graph]
+    except KeyError as error:
+        raise Unavailable(f"there is no function {graph}") from error
+    return MilProbe(read_function(function, graph, opset), root_file(model.path).parent / "weights")
