@@ -1,7 +1,8 @@
 """Small Core AI programs made with coreai-core itself: `python -m tests.coreai_programs KIND TARGET`.
 
-Each is a stage as exporters write it, with one thing that differs. Run in a process of its own, like all native code.
-The PLE table is `(row * WIDTH + column) % 251` before quantisation, so that its rows can be told by hand.
+Each is a stage as exporters write it, with one thing that differs. Run in a process of its own, like all
+native code. The PLE table is `(row * WIDTH + column) % 251` before quantisation, so that its rows can be told
+by hand.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _table_input(type: Any) -> None:
 
 
 def _called(type: Any) -> None:
-    """The lookup inside a private graph, as composites are; called a second time for something else."""
+    """The lookup inside a private graph, as composites are, with the table handed in."""
     from coreai._compiler.dialects import coreai as ops
     from coreai.authoring.graph_builder import GraphOp, invoke
 
@@ -148,6 +149,30 @@ def _palette(type: Any) -> None:
     _stage(type, lookup)
 
 
+def _branches(type: Any) -> None:
+    """The lookup in both branches of an `if`."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        table = _floats()
+        made: Any = ops.if_([type(f"tensor<1x?x{WIDTH}xf32>")], ops.constant(True))
+        result, branches = made
+        for branch in branches:
+            with branch:
+                ops.yield_([_gather(table, ids)])
+        return result
+
+    _stage(type, lookup)
+
+
+def _large(type: Any) -> None:
+    """A table of 40,000 rows."""
+    from coreai._compiler.dialects import coreai as ops
+
+    table = (np.arange(40_000 * WIDTH) % 251).reshape(40_000, WIDTH).astype(np.float32)
+    _stage(type, lambda ids, _: _gather(ops.constant(table), ids))
+
+
 KINDS: dict[str, Callable[[Any], None]] = {
     "plain": _plain,
     "ladder": _ladder,
@@ -157,6 +182,8 @@ KINDS: dict[str, Callable[[Any], None]] = {
     "int8": _int8,
     "one-scale": _one_scale,
     "palette": _palette,
+    "branches": _branches,
+    "large": _large,
 }
 
 if __name__ == "__main__":
