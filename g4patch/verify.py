@@ -20,9 +20,9 @@ from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.tokens import TokenFacts
 
-# The differential check reads all of a table up to this size. Of a larger one it samples rows: each maps the piece
-# of the file that the system caches around it, which may be 2 MB.
-_WHOLE_TABLE = 4 * 1024 * 1024
+# The differential check reads all of a table of up to so many rows. Of a larger one it samples rows: each costs a
+# prompt of the graph's own length, and maps the piece of the file that the system caches around it, up to 2 MB.
+_WHOLE_TABLE = 1024
 _SAMPLED_ROWS = 8
 _SAMPLE_SEED = 4
 
@@ -216,7 +216,7 @@ def _ids_to_run(before: Subject, after: Subject, old: Lookup, new: Lookup) -> Id
         graph = next(a.graph for a in subject.analyses if a.graph.name == lookup.graph)
         named += constants(graph, lookup.index)
     near = [token + step for token in named for step in (-2, -1, 0, 1, 2)]
-    size = rows if old.table.nbytes <= _WHOLE_TABLE else _SAMPLED_ROWS
+    size = rows if rows <= _WHOLE_TABLE else _SAMPLED_ROWS
     drawn = np.random.default_rng(_SAMPLE_SEED).choice(rows, size, replace=False)
     ids = np.unique(np.concatenate([np.array([*near, 0, 1, rows - 2, rows - 1]), drawn]))
     run: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, old.judgement.masked)].astype(np.int64)

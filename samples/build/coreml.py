@@ -7,7 +7,7 @@ import coremltools.optimize.coreml as cto
 import numpy as np
 import torch
 
-from .model import STAGE_EXPECTED, STAGE_INPUTS, Stage, Tiny, write_reference
+from .model import IDENTITY_EXPECTED, STAGE_EXPECTED, STAGE_INPUTS, Stage, Tiny, write_reference
 
 
 def _convert(
@@ -27,7 +27,8 @@ def _convert(
     model = tiny.build()
     kind = weights or ("float16" if precision is ct.precision.FLOAT16 else "float32")
     bundle = folder / "stage.mlpackage"
-    numbers = write_reference(bundle, tiny, model, rows, STAGE_EXPECTED, STAGE_INPUTS, kind)
+    expected = IDENTITY_EXPECTED if weights else STAGE_EXPECTED
+    numbers = write_reference(bundle, tiny, model, rows, expected, STAGE_INPUTS, kind)
     example = (
         numbers["inputs_embeds"],
         numbers["input_ids"].int(),

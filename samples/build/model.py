@@ -242,8 +242,9 @@ def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> None:
 # states after all layers (values up to 11), and why.
 _TOLERANCES = {
     "float32": (2e-6, 3e-5, "float32 rounds to 6e-8 of a value; tens of roundings, in another order"),
-    "float16": (2e-3, 5e-2, "float16 rounds to 5e-4 of a value, weights and activations alike"),
-    "4-bit": (8e-2, 1.0, "16 levels over [-0.5, 0.5): off by half a step, 1/30, times sqrt(3); layers add up"),
+    "float16": (4e-3, 2e-1, "float16 rounds to 5e-4 of a value; torch's own float16 is off by 6e-2 after the layers"),
+    # Rows alone: the palettes' own error in the sums would hide the fault.
+    "4-bit": (8e-2, 8e-2, "16 levels over [-0.5, 0.5): off by half a step, 1/30, times sqrt(3), and float16"),
 }
 
 
