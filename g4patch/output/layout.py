@@ -1,0 +1,78 @@
+"""How text is laid out: rows with labels, words for verdicts, styles. All of it reads without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from g4patch.edits import Plan
+from g4patch.ple import Verdict
+from g4patch.report import Severity, Status
+
+GOOD, BAD, UNSURE = "bold green", "bold red", "bold yellow"
+VERDICT_STYLE = {
+    Verdict.PATCHED: GOOD,
+    Verdict.HOST_SIDE: GOOD,
+    Verdict.NO_PLE: GOOD,
+    Verdict.OTHER_SCHEME: GOOD,
+    Verdict.AMBIGUOUS: UNSURE,
+    Verdict.CONDITIONAL: UNSURE,
+}
+STATUS_STYLE = {Status.PASSED: GOOD, Status.FAILED: BAD, Status.SKIPPED: UNSURE}
+SEVERITY_STYLE = {Severity.ERROR: BAD, Severity.WARNING: UNSURE, Severity.NOTE: "bold"}
+
+# What a verdict means, for people who have not read the documentation.
+MEANING = {
+    Verdict.PATCHED: "media ids read the pad row, as they should",
+    Verdict.PARTIAL: "some media ids read their own row instead of the pad row",
+    Verdict.RAW: "media ids read their own rows: the model does not see the picture",
+    Verdict.CLOBBERED: "ids that should read their own row read another",
+    Verdict.ZERO_ROW: "media rows are zeros instead of the pad row",
+    Verdict.CONDITIONAL: "another input decides which row is read: not decided here",
+    Verdict.HOST_SIDE: "the rows come in as an input: the host looks them up, not this graph",
+    Verdict.OTHER_SCHEME: "media rows are marked by ids outside the vocabulary: nothing to mask",
+    Verdict.NO_PLE: "nothing here looks per-layer embeddings up",
+    Verdict.AMBIGUOUS: "there may be a lookup that is not understood: nothing is claimed",
+}
+
+
+def spread(left: Text, right: Text) -> RenderableType:
+    """One line with something at either end; the left part wraps."""
+    grid = Grid.grid(expand=True, padding=(0, 1, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(left, right)
+    return grid
+
+
+def indented(content: RenderableType) -> Padding:
+    """Two columns in."""
+    return Padding(content, (0, 0, 0, 2))
+
+
+def rows(rows: Iterable[tuple[str | Text, str | Text]], width: int = 12) -> Padding:
+    """Labels with their contents, which wrap below themselves."""
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, content in rows:
+        grid.add_row(label, content)
+    return indented(grid)
+
+
+def in_units(size: float) -> str:
+    """A number of bytes as a person says it, in powers of ten."""
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def uses(plan: Plan) -> str:
+    """How many uses a plan redirects, in words."""
+    return f"{plan.uses_redirected} use" + ("s" if plan.uses_redirected > 1 else "")
