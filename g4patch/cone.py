@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch.view import Graph, Node, Op, Shape
+from g4patch.view import Graph, Node, Op, Shape, Value
 
 Array = NDArray[Any]
 
@@ -24,6 +24,8 @@ _OPEN_LENGTHS = (9, 5)
 _SHUFFLE_SEED = 4
 # Prompts longer than this are nobody's static shape; a declared one is an attempt to exhaust memory.
 _LONGEST_PROMPT = 2**20
+# A cone over every id of the largest vocabulary needs fewer.
+_MOST_ELEMENTS = 2**25
 
 
 class NotAMap(Exception):
@@ -121,8 +123,8 @@ def map_ids(graph: Graph, value: str, ids_input: str, ids: NDArray[np.int64]) ->
 
 def shape_of(graph: Graph, value: str, ids_input: str) -> tuple[int, ...]:
     """The shape of a value for one prompt, with open dimensions as the evaluator feeds them. Raises NotAMap."""
-    shape = _prompt_shape(graph.value(ids_input).shape, _OPEN_LENGTHS[0])
-    feed = np.zeros((1, *shape), graph.value(ids_input).dtype or "int64")
+    declared = graph.value(ids_input)
+    feed = prompts(np.zeros(1, np.int64), declared.shape, _OPEN_LENGTHS[0]).astype(_dtype(declared))
     return _evaluate(graph, trace(graph, value), value, {ids_input: _Lane(feed, True)}).shape[1:]
 
 
@@ -144,12 +146,19 @@ def _same(left: Array, right: Array) -> bool:
 
 def _run(graph: Graph, cone: Cone, value: str, ids_input: str, ids: NDArray[np.int64], open_length: int) -> Array:
     declared = graph.value(ids_input)
-    fed = prompts(ids, declared.shape, open_length).astype(declared.dtype or "int64")
+    fed = prompts(ids, declared.shape, open_length).astype(_dtype(declared))
     result = _evaluate(graph, cone, value, {ids_input: _Lane(fed, True)})
     if result.size != fed.size:
         raise NotAMap(f"has {result.size // len(fed)} elements for {fed.size // len(fed)} ids")
     flat: Array = result.reshape(-1)[: len(ids)]
     return flat
+
+
+def _dtype(declared: Value) -> np.dtype[Any]:
+    try:
+        return np.dtype(declared.dtype or "int64")
+    except TypeError:
+        raise NotAMap(f"cannot be evaluated: {declared.name} is {declared.dtype}") from None
 
 
 def _prompt_shape(shape: Shape | None, open_length: int) -> tuple[int, ...]:
@@ -210,12 +219,19 @@ def _align(lanes: Iterable[_Lane]) -> tuple[list[Array], bool]:
     return arrays, any(lane.batched for lane in lanes)
 
 
+def _refuse_huge(shape: tuple[int, ...]) -> None:
+    """A few ops that repeat their operands would fill any memory."""
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise ValueError(f"has {math.prod(shape):,} elements")
+
+
 _Evaluator = Callable[[Node, dict[str, _Lane]], _Lane]
 
 
 def _elementwise(function: Callable[..., Array], *names: str) -> _Evaluator:
     def run(node: Node, operands: dict[str, _Lane]) -> _Lane:
         arrays, batched = _align(operands[name] for name in names)
+        _refuse_huge(np.broadcast_shapes(*(array.shape for array in arrays)))
         return _Lane(np.asarray(function(*arrays)), batched)
 
     return run
@@ -259,6 +275,7 @@ def _expand(node: Node, operands: dict[str, _Lane]) -> _Lane:
     target = tuple(int(size) for size in operands["shape"].array.reshape(-1))
     own = lane.array.shape[lane.batched :]
     shape = np.broadcast_shapes(own, target)
+    _refuse_huge((len(lane.array) if lane.batched else 1, *shape))
     if lane.batched:
         padded = lane.array.reshape(lane.array.shape[0], *(1,) * (len(shape) - len(own)), *own)
         return _Lane(np.broadcast_to(padded, (lane.array.shape[0], *shape)), True)
@@ -291,6 +308,7 @@ def _concat(node: Node, operands: dict[str, _Lane]) -> _Lane:
     lanes = [operands[str(i)] for i in range(len(operands))]
     if any(lane.batched for lane in lanes):
         raise ValueError("concatenates token ids")
+    _refuse_huge((sum(lane.array.size for lane in lanes),))
     return _Lane(np.concatenate([lane.array for lane in lanes], node.attributes["axis"]), False)
 
 
@@ -304,6 +322,7 @@ def _gather(node: Node, operands: dict[str, _Lane]) -> _Lane:
     axis = node.attributes["axis"]
     if axis % data.rank != 0:
         raise ValueError("gathers along an inner axis")
+    _refuse_huge((*index.array.shape, *data.array.shape[1:]))
     return _Lane(np.take(data.array, index.array, axis=0), index.batched)
 
 

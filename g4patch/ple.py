@@ -194,7 +194,8 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
         else:
             others.append((node, table))
 
-    if len({table.name for _, table, _ in embeddings}) > 1:
+    largest_id = max(tokens.media.values(), default=0)
+    if len({table.name for _, table, _ in embeddings if table.rows > largest_id}) > 1:
         # A model has one token embedding: of several that look like it, any may be a part of PLE.
         others += [(node, table) for node, table, _ in embeddings]
         embeddings = []
@@ -266,7 +267,7 @@ def _suspects(
         entries = table.shape[recognise.gather_axis(node, table)]
         if entries >= rows and (not ids_inputs or roots & ids_inputs):
             yield node
-    for node, roots in recognise.other_readers(graph, rows):
+    for node, roots in (*recognise.other_readers(graph, rows), *recognise.open_gathers(graph, tokens)):
         if not ids_inputs or roots & ids_inputs:
             yield node
 
@@ -284,8 +285,10 @@ def domain(tokens: TokenFacts, rows: int, dtype: str | None) -> Ids:
     negatives = sorted({-1, -2, -size, *(-token for token in media if token)})
     ids = np.concatenate([np.array(negatives), np.arange(size), np.array(beyond)]).astype(np.int64)
     if dtype is not None:
-        limits = np.iinfo(dtype)
-        ids = ids[(ids >= limits.min) & (ids <= limits.max)]
+        # By name: formats have integers of a few bits, which numpy has not.
+        bits, unsigned = int(dtype.removeprefix("u").removeprefix("int")), dtype.startswith("u")
+        lowest, highest = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        ids = ids[(ids >= lowest) & (ids <= min(highest, np.iinfo(np.int64).max))]
     return ids
 
 

@@ -46,6 +46,12 @@ def _outputs(nodes: Any) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
 
+def _is_added(node: NodeProto, known: set[str]) -> bool:
+    """Whether a node is none of the old ones: all that we add put something out."""
+    outputs = {name for name in node.output if name}
+    return bool(outputs) and not known & outputs
+
+
 def _added_differ(old: ModelProto, expected: ModelProto, new: ModelProto) -> Iterator[str]:
     """Whether the nodes that `new` has and `old` has not are those of the plan, wired as the plan says."""
     before, wanted, got = _blocks(old), _blocks(expected), _blocks(new)
@@ -64,13 +70,13 @@ def _canonical(nodes: Any, known: set[str]) -> list[tuple[str, tuple[str, ...], 
     numbers: dict[str, str] = {}
     canonical = []
     for node in nodes:
-        added = not known & set(node.output)
+        added = _is_added(node, known)
         if added:
-            numbers.update({name: f"#{len(numbers)}" for name in node.output})
+            numbers.update({name: f"#{len(numbers)}" for name in node.output if name})
         if added or any(name in numbers for name in node.input):
             inputs = tuple(numbers.get(name, name) for name in node.input)
             attributes = b"".join(a.SerializeToString() for a in node.attribute) if added else b""
-            name = node.op_type if added else f"use by {node.output[0]}"
+            name = ".".join(filter(None, (node.domain, node.op_type))) if added else f"use by {node.output[0]}"
             canonical.append((name, inputs, attributes))
     return canonical
 
@@ -80,15 +86,15 @@ def _take_back(old: ModelProto, expected: ModelProto, new: ModelProto) -> None:
     before, wanted = _blocks(old), _blocks(expected)
     for address, nodes in _blocks(new).items():
         known = _outputs(before.get(address, ()))
-        added = [node for node in nodes if not known & set(node.output)]
+        added = [node for node in nodes if _is_added(node, known)]
         gone = _outputs(added)
         for node in added:
             nodes.remove(node)
-        olds = {node.output[0]: node for node in before.get(address, ()) if node.output}
-        plans = {node.output[0]: node for node in wanted.get(address, ()) if node.output}
+        olds = {tuple(node.output): node for node in before.get(address, ())}
+        plans = {tuple(node.output): node for node in wanted.get(address, ())}
         for node in nodes:
-            if node.output and node.output[0] in olds:
-                _restore(node, olds[node.output[0]], plans.get(node.output[0]), gone)
+            if tuple(node.output) in olds:
+                _restore(node, olds[tuple(node.output)], plans.get(tuple(node.output)), gone)
 
 
 def _restore(node: NodeProto, old: NodeProto, planned: NodeProto | None, gone: set[str]) -> None:

@@ -16,8 +16,9 @@ from g4patch.cone import NotAMap, shape_of
 from g4patch.edits import Const, GraphEdit, NewNode, Operand, Plan, Redirect
 from g4patch.errors import EditError
 from g4patch.formats import Model, Staged
+from g4patch.formats.onnx.layout import Place
 from g4patch.formats.onnx.read import native
-from g4patch.formats.onnx.view import OnnxGraph, Place, build
+from g4patch.formats.onnx.view import OnnxGraph, build
 from g4patch.recognise import ids_input
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Use
 
@@ -55,37 +56,49 @@ def _by_block(graph: OnnxGraph, edit: GraphEdit) -> Iterator[GraphEdit]:
 
 
 def _gathers_behind(view: Graph, uses: Iterable[Use]) -> Iterator[Node]:
-    for use in sorted(uses, key=lambda use: (use.node, use.operand)):
-        node = view.node(use.node)
-        while node.op in VIEW_OPS and (following := [n for _, n in view.consumers(node.output)]):
-            node = following[0]
+    """The gathers whose index comes from these uses, each once."""
+    stack = [view.node(use.node) for use in sorted(uses, key=lambda use: (use.node, use.operand), reverse=True)]
+    seen: set[str] = set()
+    while stack:
+        node = stack.pop()
+        if node.address in seen:
+            continue
+        seen.add(node.address)
         if node.op is Op.GATHER:
             yield node
+        elif node.op in VIEW_OPS:
+            stack.extend(reader for use, reader in view.consumers(node.output) if use.operand in ("x", "index"))
 
 
 def _keep_fp16(graph: OnnxGraph, gather: Node) -> GraphEdit | None:
     """The companion of a masked fp16 gather; None where the trap does not apply."""
     view = graph.view
     table = view.tables.get(gather.operands["data"])
-    uses = view.uses(gather.output)
+    rows = _returned(view, gather.output)
+    uses = view.uses(rows)
     root = ids_input(view, gather.operands["index"])
-    if table is None or table.dtype != "float16" or gather.output in view.outputs or not uses or root is None:
+    if table is None or table.dtype != "float16" or rows in view.outputs or not uses or root is None:
         return None
     places = [graph.places.get((use.node, use.operand)) for use in uses]
-    if any(place is None or place.block != _block_of(graph, gather) for place in places):
+    block = rows.removesuffix(graph.own_names.get(rows, rows))
+    if any(place is None or place.block != block for place in places):
         return None
     try:
         rank = len(shape_of(view, gather.operands["index"], root)) + len(table.shape) - 1
     except NotAMap:
         return None
     shape = Const("int64", (*(0,) * (rank - 1), -1))
-    node = NewNode(Op.RESHAPE, {"x": gather.output, "shape": shape}, "$rows", reason=_FP16_REASON)
+    node = NewNode(Op.RESHAPE, {"x": rows, "shape": shape}, "$rows", reason=_FP16_REASON)
     return GraphEdit(view.name, "onnxruntime-fp16", (node,), tuple(Redirect(use, "$rows") for use in uses))
 
 
-def _block_of(graph: OnnxGraph, node: Node) -> str | None:
-    place = graph.places.get((node.address, "index"))
-    return place.block if place else None
+def _returned(view: Graph, value: str) -> str:
+    """A value where the caller has it, if all that a called function does with it is to hand it back."""
+    while len(readers := [node for _, node in view.consumers(value)]) == 1:
+        if readers[0].op is not Op.IDENTITY or readers[0].editable:
+            break
+        value = readers[0].output
+    return value
 
 
 def _place(graph: OnnxGraph, use: Use) -> Place:

@@ -16,6 +16,8 @@ from g4patch.formats.onnx.view import OnnxGraph, build
 from g4patch.formats.onnx.walk import blocks, tensors
 from g4patch.runtimes import Probe
 
+_LARGEST_PROTO = 2**31 - 1
+_LONGEST_LOCATION = 4096
 _LFS = b"version https://git-lfs"
 
 
@@ -32,7 +34,7 @@ def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
     source = staged.get(path, path)
     proto = parse(source)
     folder = path.parent
-    data = _data_files(folder, [t for t in tensors(proto) if t.data_location == TensorProto.EXTERNAL])
+    data = _data_files(path, [t for t in tensors(proto) if t.data_location == TensorProto.EXTERNAL])
     graph = build(proto, folder)
     opsets = ", ".join(f"{entry.domain or 'opset'} {entry.version}" for entry in proto.opset_import)
     producer = " ".join(part for part in (proto.producer_name, proto.producer_version) if part)
@@ -50,6 +52,10 @@ def native(model: Model) -> OnnxModel:
 def parse(path: Path) -> ModelProto:
     """Parse a file as a ModelProto and make sure that it is one: protobuf reads much as an empty message."""
     try:
+        if path.stat().st_size > _LARGEST_PROTO:
+            raise BundleError(
+                f"{path} is larger than protobuf's limit of 2 GB", "save its weights as external data first"
+            )
         content = path.read_bytes()
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}", "check the path") from error
@@ -83,7 +89,7 @@ def _refuse_unreadable_names(proto: ModelProto, path: Path) -> None:
         raise BundleError(f"{path} has names that are not text", "is the file damaged? copy it again")
 
 
-def _data_files(folder: Path, external: Sequence[TensorProto]) -> list[Path]:
+def _data_files(model: Path, external: Sequence[TensorProto]) -> list[Path]:
     """The files that hold tensors. Raises BundleError where one is missing, too short, or outside the folder."""
     ends: dict[str, int] = {}
     for tensor in external:
@@ -96,22 +102,36 @@ def _data_files(folder: Path, external: Sequence[TensorProto]) -> list[Path]:
             raise BundleError(f"the external data of {tensor.name} has no readable place", "export the model again")
         location = entries.get("location", "")
         ends[location] = max(ends.get(location, 0), offset + length)
-    return sorted(_data_file(folder, location, end) for location, end in ends.items())
+    return sorted(_data_file(model, location, end) for location, end in ends.items())
 
 
-def _data_file(folder: Path, location: str, end: int) -> Path:
+def _data_file(model: Path, location: str, end: int) -> Path:
     place = PurePosixPath(location)
-    if not place.parts or place.is_absolute() or ".." in place.parts or "\\" in location or "\0" in location:
+    bad = not location.isprintable() or "\\" in location or len(location) > _LONGEST_LOCATION
+    if bad or not place.parts or place.is_absolute() or ".." in place.parts:
+        raise _outside(location[:100])
+    path = model.parent / place
+    try:
+        if not path.is_file():
+            raise BundleError(f"the external data file {path} is missing", "copy it beside the model")
+        # Behind links, too: where the model itself is one, as in the Hugging Face cache, its target's folder counts.
+        homes = {model.parent.resolve(), model.resolve().parent}
+        if not any(path.resolve().is_relative_to(home) for home in homes):
+            raise _outside(location)
+    except (OSError, RuntimeError) as error:
         raise BundleError(
-            f"external data is at {location!r}, outside the model's folder",
-            "external data must lie beside the model or below it",
-        )
-    path = folder / place
-    if not path.is_file():
-        raise BundleError(f"the external data file {path} is missing", "copy it beside the model")
+            f"the external data file {path} cannot be read: {error}", "copy it beside the model"
+        ) from error
     if path.stat().st_size < end:
         raise _short(path, path.stat().st_size, end)
     return path
+
+
+def _outside(location: str) -> BundleError:
+    return BundleError(
+        f"external data is at {location!r}, outside the model's folder",
+        "external data must lie beside the model or below it: copy it there",
+    )
 
 
 def _short(path: Path, size: int, needed: int) -> BundleError:

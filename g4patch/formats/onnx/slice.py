@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from g4patch.formats.onnx.view import OnnxGraph, Source
+from g4patch.formats.onnx.layout import Source
+from g4patch.formats.onnx.view import OnnxGraph
 from g4patch.runtimes import Unavailable
 
 
@@ -29,7 +30,8 @@ def cut(proto: ModelProto, graph: OnnxGraph, feeds: Collection[str], outputs: Se
     model.graph.node.extend(_node(source) for source in sources)
     model.graph.initializer.extend(_initializer(graph, name) for name in needed if name not in made)
     model.graph.input.extend(_info(graph, name) for name in needed if name in feeds)
-    model.graph.output.extend(_info(graph, name) for name in outputs)
+    # Without types: onnxruntime infers those of outputs.
+    model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
     return model
 
 
@@ -71,6 +73,10 @@ def _initializer(graph: OnnxGraph, name: str) -> TensorProto:
         tensor = TensorProto()
         tensor.CopyFrom(graph.tensors[name])
         tensor.name = name
+        # onnxruntime refuses entries that it does not know.
+        place = [entry for entry in tensor.external_data if entry.key in ("location", "offset", "length")]
+        del tensor.external_data[:]
+        tensor.external_data.extend(place)
         return tensor
     if name in graph.view.constants:
         return numpy_helper.from_array(graph.view.constants[name], name)

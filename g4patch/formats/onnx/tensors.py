@@ -62,8 +62,10 @@ def _read_external(tensor: TensorProto, folder: Path) -> bytes:
 
 
 def _stored_size(tensor: TensorProto) -> int:
-    """Bytes that the elements of a tensor take."""
+    """Bytes that the elements of a tensor take. Raises BundleError where their type has no size."""
     count = math.prod(tensor.dims)
+    if type_name(tensor.data_type) is None:
+        raise BundleError(f"tensor {tensor.name} has no element type that is known", "is the file damaged?")
     if tensor.data_type in _PER_BYTE:
         return -(-count // _PER_BYTE[tensor.data_type])
     return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
