@@ -1,22 +1,20 @@
 """Evaluate the cone of a value: the integer ops between the graph inputs and it, for every token id at once.
 
-The evaluator runs on batches: each operand is an array with one extra leading axis, the batch of prompts, or a
-constant without it. A static `[1, 8]` graph and a dynamic one are fed alike.
+Ids are fed as a batch of prompts of the graph's own shape, so that a static `[1, 8]` graph and a dynamic one are fed
+alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch.view import Graph, Node, Op, Shape, Value
-
-Array = NDArray[Any]
+from g4patch.lanes import EVALUATORS, Array, Lane
+from g4patch.view import Graph, Node, Shape, Value
 
 # Stand in for a dimension that the graph leaves open. Two lengths, since a cone may depend on the length it is fed;
 # both odd and different from 1, so that no power-of-two padding or broadcast hides a difference.
@@ -24,8 +22,6 @@ _OPEN_LENGTHS = (9, 5)
 _SHUFFLE_SEED = 4
 # Prompts longer than this are nobody's static shape; a declared one is an attempt to exhaust memory.
 _LONGEST_PROMPT = 2**20
-# A cone over every id of the largest vocabulary needs fewer.
-_MOST_ELEMENTS = 2**25
 
 
 class NotAMap(Exception):
@@ -64,7 +60,7 @@ def trace(graph: Graph, value: str) -> Cone:
         node = graph.producer(name)
         if node is None:
             continue
-        if node.op in _EVALUATORS:
+        if node.op in EVALUATORS:
             nodes[node.address] = node
             stack.extend(node.operands.values())
         else:
@@ -125,7 +121,7 @@ def shape_of(graph: Graph, value: str, ids_input: str) -> tuple[int, ...]:
     """The shape of a value for one prompt, with open dimensions as the evaluator feeds them. Raises NotAMap."""
     declared = graph.value(ids_input)
     feed = prompts(np.zeros(1, np.int64), declared.shape, _OPEN_LENGTHS[0]).astype(_dtype(declared))
-    return _evaluate(graph, trace(graph, value), value, {ids_input: _Lane(feed, True)}).shape[1:]
+    return _evaluate(graph, trace(graph, value), value, {ids_input: Lane(feed, True)}).shape[1:]
 
 
 def prompts(ids: NDArray[np.int64], shape: Shape | None, open_length: int) -> NDArray[np.int64]:
@@ -147,7 +143,7 @@ def _same(left: Array, right: Array) -> bool:
 def _run(graph: Graph, cone: Cone, value: str, ids_input: str, ids: NDArray[np.int64], open_length: int) -> Array:
     declared = graph.value(ids_input)
     fed = prompts(ids, declared.shape, open_length).astype(_dtype(declared))
-    result = _evaluate(graph, cone, value, {ids_input: _Lane(fed, True)})
+    result = _evaluate(graph, cone, value, {ids_input: Lane(fed, True)})
     if result.size != fed.size:
         raise NotAMap(f"has {result.size // len(fed)} elements for {fed.size // len(fed)} ids")
     flat: Array = result.reshape(-1)[: len(ids)]
@@ -170,183 +166,25 @@ def _prompt_shape(shape: Shape | None, open_length: int) -> tuple[int, ...]:
     return tuple(dim if dim is not None else (1 if axis == 0 else open_length) for axis, dim in enumerate(shape))
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """An array, and whether its first axis is the batch of prompts."""
-
-    array: Array
-    batched: bool
-
-    @property
-    def rank(self) -> int:
-        return self.array.ndim - self.batched
-
-
-def _evaluate(graph: Graph, cone: Cone, value: str, feeds: dict[str, _Lane]) -> Array:
+def _evaluate(graph: Graph, cone: Cone, value: str, feeds: dict[str, Lane]) -> Array:
     lanes = dict(feeds)
 
-    def lane(name: str) -> _Lane:
+    def lane(name: str) -> Lane:
         if name not in lanes:
             constant = graph.constants.get(name)
             if constant is None:
                 raise NotAMap(f"cannot be evaluated: {name} is not a small constant")
-            lanes[name] = _Lane(constant, False)
+            lanes[name] = Lane(constant, False)
         return lanes[name]
 
     with np.errstate(all="ignore"):
         for node in cone.nodes:
             operands = {key: lane(name) for key, name in node.operands.items()}
             try:
-                lanes[node.output] = _EVALUATORS[node.op](node, operands)
+                lanes[node.output] = EVALUATORS[node.op](node, operands)
             except (ValueError, IndexError, TypeError, KeyError, OverflowError) as error:
                 raise NotAMap(f"cannot be evaluated: {node.native} at {node.address}: {error}") from error
     result = lane(value)
     if not result.batched:
         raise NotAMap("does not depend on the token ids")
     return result.array
-
-
-def _align(lanes: Iterable[_Lane]) -> tuple[list[Array], bool]:
-    """Arrays that broadcast against each other prompt by prompt."""
-    lanes = list(lanes)
-    rank = max(lane.rank for lane in lanes)
-    arrays = []
-    for lane in lanes:
-        array = lane.array
-        if lane.batched:
-            array = array.reshape(array.shape[0], *(1,) * (rank - lane.rank), *array.shape[1:])
-        arrays.append(array)
-    return arrays, any(lane.batched for lane in lanes)
-
-
-def _refuse_huge(shape: tuple[int, ...]) -> None:
-    """A few ops that repeat their operands would fill any memory."""
-    if math.prod(shape) > _MOST_ELEMENTS:
-        raise ValueError(f"has {math.prod(shape):,} elements")
-
-
-_Evaluator = Callable[[Node, dict[str, _Lane]], _Lane]
-
-
-def _elementwise(function: Callable[..., Array], *names: str) -> _Evaluator:
-    def run(node: Node, operands: dict[str, _Lane]) -> _Lane:
-        arrays, batched = _align(operands[name] for name in names)
-        _refuse_huge(np.broadcast_shapes(*(array.shape for array in arrays)))
-        return _Lane(np.asarray(function(*arrays)), batched)
-
-    return run
-
-
-def _clip(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    present = [name for name in ("low", "high") if name in operands]
-    arrays, batched = _align(operands[name] for name in ("x", *present))
-    bounds = dict(zip(present, arrays[1:], strict=True))
-    return _Lane(np.clip(arrays[0], bounds.get("low"), bounds.get("high")), batched)
-
-
-def _cast(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    return _Lane(lane.array.astype(node.attributes["dtype"]), lane.batched)
-
-
-def _identity(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    return operands["x"]
-
-
-def _reshape(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    if operands["shape"].batched:
-        raise ValueError("the shape depends on the token ids")
-    own = lane.array.shape[lane.batched :]
-    target = operands["shape"].array.reshape(-1)
-    copied = not node.attributes.get("allowzero")
-    wanted = [own[i] if size == 0 and copied else int(size) for i, size in enumerate(target)]
-    batch = lane.array.shape[:1] if lane.batched else ()
-    if -1 in wanted:
-        known = math.prod(size for size in wanted if size != -1)
-        wanted[wanted.index(-1)] = math.prod(own) // known
-    return _Lane(lane.array.reshape(*batch, *wanted), lane.batched)
-
-
-def _expand(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    if operands["shape"].batched:
-        raise ValueError("the shape depends on the token ids")
-    target = tuple(int(size) for size in operands["shape"].array.reshape(-1))
-    own = lane.array.shape[lane.batched :]
-    shape = np.broadcast_shapes(own, target)
-    _refuse_huge((len(lane.array) if lane.batched else 1, *shape))
-    if lane.batched:
-        padded = lane.array.reshape(lane.array.shape[0], *(1,) * (len(shape) - len(own)), *own)
-        return _Lane(np.broadcast_to(padded, (lane.array.shape[0], *shape)), True)
-    return _Lane(np.broadcast_to(lane.array, shape), False)
-
-
-def _expand_dims(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    axes = node.attributes["axes"]
-    rank = lane.rank + len(axes)
-    at = tuple(sorted((axis % rank) + lane.batched for axis in axes))
-    return _Lane(np.expand_dims(lane.array, at), lane.batched)
-
-
-def _squeeze(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    own = lane.array.shape[lane.batched :]
-    axes = node.attributes.get("axes") or tuple(i for i, size in enumerate(own) if size == 1)
-    at = tuple((axis % lane.rank) + lane.batched for axis in axes)
-    return _Lane(np.squeeze(lane.array, at), lane.batched)
-
-
-def _shape(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lane = operands["x"]
-    sizes = lane.array.shape[lane.batched :]
-    return _Lane(np.array(sizes[slice(*node.attributes.get("range", (None, None)))], np.int64), False)
-
-
-def _concat(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    lanes = [operands[str(i)] for i in range(len(operands))]
-    if any(lane.batched for lane in lanes):
-        raise ValueError("concatenates token ids")
-    _refuse_huge((sum(lane.array.size for lane in lanes),))
-    return _Lane(np.concatenate([lane.array for lane in lanes], node.attributes["axis"]), False)
-
-
-def _gather(node: Node, operands: dict[str, _Lane]) -> _Lane:
-    """A lookup in a small constant, as in shape arithmetic or a table of ids."""
-    data, index = operands["data"], operands["index"]
-    if data.batched:
-        raise ValueError("gathers from token ids")
-    if node.attributes.get("nd"):
-        raise ValueError("gathers by coordinates")
-    axis = node.attributes["axis"]
-    if axis % data.rank != 0:
-        raise ValueError("gathers along an inner axis")
-    _refuse_huge((*index.array.shape, *data.array.shape[1:]))
-    return _Lane(np.take(data.array, index.array, axis=0), index.batched)
-
-
-_EVALUATORS: dict[Op, _Evaluator] = {
-    Op.WHERE: _elementwise(np.where, "condition", "x", "y"),
-    Op.EQUAL: _elementwise(np.equal, "x", "y"),
-    Op.OR: _elementwise(np.logical_or, "x", "y"),
-    Op.AND: _elementwise(np.logical_and, "x", "y"),
-    Op.NOT: _elementwise(np.logical_not, "x"),
-    Op.GE: _elementwise(np.greater_equal, "x", "y"),
-    Op.GT: _elementwise(np.greater, "x", "y"),
-    Op.LE: _elementwise(np.less_equal, "x", "y"),
-    Op.LT: _elementwise(np.less, "x", "y"),
-    Op.ADD: _elementwise(np.add, "x", "y"),
-    Op.SUB: _elementwise(np.subtract, "x", "y"),
-    Op.MUL: _elementwise(np.multiply, "x", "y"),
-    Op.CLIP: _clip,
-    Op.CAST: _cast,
-    Op.IDENTITY: _identity,
-    Op.RESHAPE: _reshape,
-    Op.EXPAND: _expand,
-    Op.EXPAND_DIMS: _expand_dims,
-    Op.SQUEEZE: _squeeze,
-    Op.SHAPE: _shape,
-    Op.CONCAT: _concat,
-    Op.GATHER: _gather,
-}

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from g4patch import formats, publish, receipts, reference, verify
 from g4patch.bundle import Bundle, find
 from g4patch.copying import Progress, copied, publish_copy
+from g4patch.delta import Span
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
-from g4patch.ple import GraphAnalysis, Verdict, analyse
+from g4patch.ple import GraphAnalysis, analyse
 from g4patch.reference import Reference
 from g4patch.report import Check, Finding, ModelReport, Outcome, Publication, Report, Subject
 from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
+from g4patch.verdicts import Verdict
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -141,7 +143,8 @@ def _fix_in_place(bundle: Bundle, options: Options) -> Report:
             report = _write_and_verify(report, options, staged, lambda path: (path, staged))
             if not _stopped(report):
                 receipt = receipts.receipt(report)
-                report = replace(report, publication=publish.publish_in_place(bundle.path, staged, receipt))
+                shared = {path: spans for model in report.models for path, spans in _shared(model)}
+                report = replace(report, publication=publish.publish_in_place(bundle.path, staged, receipt, shared))
     return report
 
 
@@ -175,7 +178,15 @@ def _mend(model: ModelReport, options: Options, staged: Staged, opened_at: _Open
     fmt.write(before.model, model.plan, {target: staged[target] for target in before.model.replaced})
     after = _subject(fmt.open_model(*opened_at(before.model.path)), before.tokens)
     against = _reference(before.model.path, options)
-    return replace(model, checks=verify.verify_patch(before, after, model.plan, against))
+    return replace(model, mended=after, checks=verify.verify_patch(before, after, model.plan, against))
+
+
+def _shared(model: ModelReport) -> Iterator[tuple[Path, list[Span]]]:
+    """Weights that the replaced file of a model and its replacement both hold."""
+    if model.mended is not None:
+        old, new = model.subject.model.weights, model.mended.model.weights
+        alike = [name for name in old.keys() & new.keys() if old[name][1] == new[name][1]]
+        yield model.subject.model.replaced[0], [(old[name][0], *new[name]) for name in alike]
 
 
 def _reference(path: Path, options: Options) -> Reference | None:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from g4patch import compare, formats
 from g4patch.cone import constants
 from g4patch.edits import Plan
-from g4patch.ple import Ids, Lookup, RowMap, Verdict
+from g4patch.ple import Lookup
 from g4patch.reference import Reference
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.tokens import TokenFacts
+from g4patch.verdicts import Ids, RowMap, Verdict
 
 # The differential check reads all of a table of up to so many rows. Of a larger one it samples rows: each costs a
 # prompt of the graph's own length, and maps the piece of the file that the system caches around it, up to 2 MB.

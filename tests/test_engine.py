@@ -14,9 +14,9 @@ from g4patch import Options, check, engine, fix, formats, inspect, rules
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
-from g4patch.ple import Verdict
 from g4patch.report import Finding, Outcome, Severity, Subject
 from g4patch.tokens import TokenFlags
+from g4patch.verdicts import Verdict
 from g4patch.view import Graph, Node, Op, Table, Value
 from tests.cases import load
 from tests.conftest import Copy, sample

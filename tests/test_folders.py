@@ -12,8 +12,8 @@ from g4patch import Options, check, engine, fix, revert
 from g4patch.bundle import find
 from g4patch.cli import main
 from g4patch.errors import UsageError
-from g4patch.ple import Verdict
 from g4patch.report import Finding, Outcome, Subject
+from g4patch.verdicts import Verdict
 from tests.cases import load
 from tests.conftest import SAMPLES, tree
 

@@ -115,5 +115,5 @@ def test_whole_stage_is_hugging_faces(prompt: str, copy: Copy) -> None:
 
     assert error() > 1
     assert fix(bundle).outcome is Outcome.FIXED
-    # float32 through three layers of attention and MLPs, values up to 9 (1e-6 apart there), in another order than torch's.
+    # float32 through three layers of attention and MLPs, values up to 9 (1e-6 apart there), summed in another order.
     assert error() <= 2e-5

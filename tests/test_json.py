@@ -11,8 +11,8 @@ import pytest
 
 import g4patch.output
 from g4patch.cli import main
-from g4patch.ple import Verdict
 from g4patch.report import Outcome, Severity, Status
+from g4patch.verdicts import Verdict
 from tests.conftest import Copy, sample
 
 SCHEMA = json.loads((Path(g4patch.output.__file__).parent / "report.schema.json").read_text())

@@ -20,8 +20,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from g4patch import fix, inspect
 from g4patch.cli import main
-from g4patch.ple import Verdict
 from g4patch.report import Outcome, Status
+from g4patch.verdicts import Verdict
 from tests.conftest import SAMPLES, Copy, tree
 
 V, L, D = 32, 3, 16

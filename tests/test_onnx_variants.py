@@ -22,8 +22,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from g4patch import check, fix, inspect
 from g4patch.cli import main
-from g4patch.ple import Verdict
 from g4patch.report import Outcome, Severity, Status
+from g4patch.verdicts import Verdict
 from tests.conftest import tree
 
 Arrays = Mapping[str, NDArray[Any] | TensorProto]

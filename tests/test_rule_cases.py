@@ -8,8 +8,8 @@ import pytest
 
 from g4patch import inspect
 from g4patch.edits import Const
-from g4patch.ple import Verdict
 from g4patch.report import Finding, Report
+from g4patch.verdicts import Verdict
 from g4patch.view import Op
 from tests.cases import all_cases, load
 

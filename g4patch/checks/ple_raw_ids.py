@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from g4patch import formats
 from g4patch.edits import mask_ids
-from g4patch.ple import GraphAnalysis, Lookup, Place, Verdict, place_for_mask
+from g4patch.places import Place, place_for_mask
+from g4patch.ple import GraphAnalysis, Lookup
 from g4patch.report import Finding, Severity, Subject
 from g4patch.tokens import TokenFacts
+from g4patch.verdicts import Verdict
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from g4patch import formats
 from g4patch.edits import widen
-from g4patch.ple import GraphAnalysis, Splice, place_for_widening
+from g4patch.places import place_for_widening
+from g4patch.ple import GraphAnalysis, Splice
 from g4patch.report import Finding, Severity, Subject
 
 if TYPE_CHECKING:

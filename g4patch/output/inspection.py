@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from g4patch.output.layout import BAD, GOOD, MEANING, VERDICT_STYLE, indented, rows
-from g4patch.ple import GraphAnalysis, Lookup, Splice, Verdict
+from g4patch.ple import GraphAnalysis, Lookup, Splice
 from g4patch.report import ModelReport, Subject
 from g4patch.tokens import TokenFacts
+from g4patch.verdicts import Verdict
 from g4patch.view import Graph, Value
 
 _SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}

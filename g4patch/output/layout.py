@@ -10,8 +10,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from g4patch.edits import Plan
-from g4patch.ple import Verdict
 from g4patch.report import Severity, Status
+from g4patch.verdicts import Verdict
 
 GOOD, BAD, UNSURE = "bold green", "bold red", "bold yellow"
 VERDICT_STYLE = {
