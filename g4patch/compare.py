@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4patch import formats
+from g4patch.layers import MediaRows, by_layer
 from g4patch.metrics import Distance, distance
 from g4patch.ple import GraphAnalysis, Lookup
 from g4patch.reference import Reference, Run, Tolerance
@@ -28,6 +29,8 @@ class _Outcome:
 
     problems: list[str] = field(default_factory=list)
     compared: int = 0
+    graphs: set[str] = field(default_factory=set)
+    media: dict[str, MediaRows] = field(default_factory=dict)
     worst: tuple[float, float, str] = (0.0, 0.0, "")  # max |d|, its limit, where; the one nearest to its limit
 
 
@@ -38,7 +41,7 @@ def reference(before: Subject | None, after: Subject, against: Reference) -> Che
     must come out bit for bit as they did.
     """
     problems = list(_does_not_fit(after, against))
-    outcome = _Outcome()
+    outcome, unpatched = _Outcome(), _Outcome()
     control = ""
     if not problems:
         try:
@@ -47,15 +50,19 @@ def reference(before: Subject | None, after: Subject, against: Reference) -> Che
             if not problems and not outcome.compared:
                 problems.append("nothing was compared: the reference expects no tensor")
             if not problems:
-                control, faults = _control(before, after, against)
+                control, faults, unpatched = _control(before, after, against)
                 problems += faults
         except Unavailable as unavailable:
             return Check("reference", Status.SKIPPED, unavailable.reason)
+    layers = by_layer(outcome.media, unpatched.media)
     if problems:
-        return Check("reference", Status.FAILED, problems[0], tuple(problems))
+        return Check("reference", Status.FAILED, problems[0], tuple(problems), layers)
     worst, limit, where = outcome.worst
     summary = f"{outcome.compared} tensors, max |d| {worst:.1e} (limit {limit:.0e}, {where}); {control}"
-    return Check("reference", Status.PASSED, summary, (summary, str(against.path)))
+    unseen = [a.graph.name for a in after.analyses if a.lookups and a.graph.name not in outcome.graphs]
+    if unseen:
+        summary += f"; no prompt in it fits {', '.join(unseen)}"
+    return Check("reference", Status.PASSED, summary, (summary, str(against.path)), layers)
 
 
 def _does_not_fit(subject: Subject, against: Reference) -> Iterator[str]:
@@ -72,18 +79,21 @@ def _compare(subject: Subject, against: Reference) -> _Outcome:
     outcome = _Outcome()
     for run in against.runs:
         values = _values(subject, run)
-        for name, expected in run.expected.items():
-            where = f"{name}, {run.name}"
-            bound = against.tolerances[name]
-            if name not in values:
-                outcome.problems.append(f"{where}: the bundle has no such value")
-                continue
+        outcome.graphs |= {graph for graph, _ in values}
+        for name in sorted(run.expected.keys() - {name for _, name in values}):
+            outcome.problems.append(f"{name}, {run.name}: the bundle has no such value")
+        for (graph, name), value in values.items():
+            where = f"{name}, {run.name}" if len(subject.analyses) == 1 else f"{graph}: {name}, {run.name}"
+            expected, bound = run.expected[name], against.tolerances[name]
             try:
-                found = distance(values[name], expected)
+                found = distance(value, expected)
             except ValueError as error:
                 outcome.problems.append(f"{where}: {error}")
                 continue
             outcome.compared += 1
+            if name == _IDENTITY:
+                is_media = np.isin(_ids(run), list(subject.tokens.media.values()))
+                outcome.media.setdefault(graph, MediaRows()).add(value, expected, is_media)
             outcome.problems += [f"{where}: {problem}" for problem in _beyond(found, bound)]
             if found.max_abs * max(outcome.worst[1], 1e-300) >= outcome.worst[0] * bound.max_abs:
                 outcome.worst = (found.max_abs, bound.max_abs, where)
@@ -97,17 +107,36 @@ def _beyond(found: Distance, bound: Tolerance) -> Iterator[str]:
         yield f"the norm is {found.norm_ratio:.4f} times what is expected"
 
 
-def _values(subject: Subject, run: Run) -> dict[str, Array]:
-    """What a model computes for a run, under the names that references use."""
-    values: dict[str, Array] = {}
-    for analysis in subject.analyses:
+def _values(subject: Subject, run: Run) -> dict[tuple[str, str], Array]:
+    """What a model computes for a run, by graph and the name that references use.
+
+    Of several graphs, such as one for prompts and one to decode, only those are run whose inputs the run fits.
+    """
+    values: dict[tuple[str, str], Array] = {}
+    fitting = [analysis for analysis in subject.analyses if _fits(analysis, run)]
+    for analysis in fitting or subject.analyses:
         wanted = _wanted(analysis, run)
         if wanted:
-            probe = formats.of(subject.model).probe(subject.model, analysis.graph.name)
+            graph = analysis.graph.name
+            probe = formats.of(subject.model).probe(subject.model, graph)
             outputs = list(dict.fromkeys(output for output, _ in wanted.values()))
             found = probe.run(run.inputs, outputs)
-            values |= {name: shaped(found[output]) for name, (output, shaped) in wanted.items()}
+            values |= {(graph, name): shaped(found[output]) for name, (output, shaped) in wanted.items()}
     return values
+
+
+def _fits(analysis: GraphAnalysis, run: Run) -> bool:
+    """Whether a run has token ids for a graph, and its shapes are ones that the graph takes, as far as declared."""
+    if any(lookup.ids_input not in run.inputs for lookup in analysis.lookups):
+        return False
+    for value in analysis.graph.inputs:
+        if value.name in run.inputs and value.shape is not None:
+            given = run.inputs[value.name].shape
+            if len(given) != len(value.shape) or any(
+                size not in (None, dim) for size, dim in zip(value.shape, given, strict=True)
+            ):
+                return False
+    return True
 
 
 Shaper = Callable[[Array], Array]
@@ -140,24 +169,24 @@ def _scaled(lookup: Lookup, shape: Sequence[int]) -> Shaper:
     return shaped
 
 
-def _control(before: Subject | None, after: Subject, against: Reference) -> tuple[str, list[str]]:
-    """The unpatched model on the same reference: what to say of it, and what speaks against the reference."""
+def _control(before: Subject | None, after: Subject, against: Reference) -> tuple[str, list[str], _Outcome]:
+    """The unpatched model on the same reference: what to say of it, what speaks against the reference, and the rest."""
     if before is None:
-        return "no unpatched bundle to compare with", []
+        return "no unpatched bundle to compare with", [], _Outcome()
     media = set(before.tokens.media.values())
     with_media = [run for run in against.runs if media & set(_ids(run))]
     faults = []
     for run in against.runs:
         if run not in with_media:
             old, new = _values(before, run), _values(after, run)
-            if any(old[name].tobytes() != new[name].tobytes() for name in run.expected):
+            if any(key not in old or old[key].tobytes() != new[key].tobytes() for key in new):
                 faults.append(f"{run.name}: a prompt without media no longer gives the same bits")
     if not with_media:
-        return "no media row in it: the unpatched bundle is no control", faults
+        return "no media row in it: the unpatched bundle is no control", faults, _Outcome()
     unpatched = _compare(before, against)
     if not unpatched.problems:
         faults.append("the unpatched bundle passes as well: this reference cannot tell right from wrong")
-    return f"unpatched fails: {unpatched.worst[0]:.2g}", faults
+    return f"unpatched fails: {unpatched.worst[0]:.2g}", faults, unpatched
 
 
 def _ids(run: Run) -> list[int]:

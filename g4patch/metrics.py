@@ -14,11 +14,13 @@ class Distance:
     """How far a tensor is from what was expected, computed in float64.
 
     `norm_ratio` is |actual| / |expected|, 1.0 where both are zero. `cosine` is that of the flattened tensors.
+    `delta_norm` is |actual - expected|.
     """
 
     max_abs: float
     norm_ratio: float
     cosine: float
+    delta_norm: float
 
 
 def distance(actual: NDArray[Any], expected: NDArray[Any]) -> Distance:
@@ -32,8 +34,9 @@ def distance(actual: NDArray[Any], expected: NDArray[Any]) -> Distance:
         if not np.isfinite(values).all():
             raise ValueError(f"{name} holds NaN or infinities")
     norm_a, norm_e = float(np.linalg.norm(a)), float(np.linalg.norm(e))
+    delta_norm = float(np.linalg.norm(a - e))
     if not norm_e:
-        return Distance(float(np.abs(a).max()), 1.0 if not norm_a else np.inf, 1.0 if not norm_a else 0.0)
+        return Distance(float(np.abs(a).max()), 1.0 if not norm_a else np.inf, 1.0 if not norm_a else 0.0, delta_norm)
     # Scaled before the product: squares of large values would pass float64's range, those of small ones vanish.
     cosine = float((a / norm_a) @ (e / norm_e)) if norm_a else 0.0
-    return Distance(float(np.abs(a - e).max()), norm_a / norm_e, cosine)
+    return Distance(float(np.abs(a - e).max()), norm_a / norm_e, cosine, delta_norm)

@@ -6,7 +6,9 @@ In place, everything that was replaced is kept in `<bundle>.g4patch/`, one numbe
         0001/receipt.json        what was changed, why, with which checks
         0001/files/bundle.onnx   the file as it was
 
-A folder's suffix is its journal. `0001.partial`: the originals are being collected, the bundle is untouched.
+Of a file with large weights inside, which its replacement holds too, only the rest stays: `files/NAME.delta`.
+
+A folder's suffix is its journal. `0001.partial`: the originals are being collected, or are of no use any more.
 `0001.pending`: files are being replaced; the next command that opens the bundle puts the originals back. Without a
 suffix: done. To revert is to mark a folder pending again and to put its originals back.
 """
@@ -21,10 +23,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from g4patch import delta
 from g4patch.bundle import BACKUP_SUFFIX
 from g4patch.copying import copy_file, sync
+from g4patch.delta import Span
 from g4patch.errors import BundleError, UsageError
 from g4patch.formats import Staged
 from g4patch.report import Publication
@@ -32,6 +37,7 @@ from g4patch.report import Publication
 _STAGE_SUFFIX = ".g4patch-stage"
 _PARTIAL, _PENDING = ".partial", ".pending"
 _RECEIPT = "receipt.json"
+NOTHING_SHARED: Mapping[Path, Sequence[Span]] = MappingProxyType({})
 
 
 @contextmanager
@@ -116,8 +122,13 @@ def _steps(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name[:4].isdigit() and path.is_dir())
 
 
-def publish_in_place(bundle: Path, staged: Staged, receipt: Mapping[str, Any]) -> Publication:
-    """Replace the bundle's files by their stages, under the lock. `receipt` is kept beside the originals."""
+def publish_in_place(
+    bundle: Path, staged: Staged, receipt: Mapping[str, Any], shared: Mapping[Path, Sequence[Span]] = NOTHING_SHARED
+) -> Publication:
+    """Replace the bundle's files by their stages, under the lock. `receipt` is kept beside the originals.
+
+    `shared` says what a target and its stage have in common: no second copy of that is kept.
+    """
     folder = backup_folder(bundle)
     number = 1 + max((int(path.name[:4]) for path in _steps(folder)), default=0)
     partial = folder / f"{number:04}{_PARTIAL}"
@@ -130,6 +141,8 @@ def publish_in_place(bundle: Path, staged: Staged, receipt: Mapping[str, Any]) -
     for target, path in staged.items():
         _rename(path, target)
     done = _rename(pending, folder / f"{number:04}")
+    for target, spans in shared.items():
+        delta.thin(done / "files" / target.relative_to(bundle.parent), spans)
     return Publication(bundle, sum(entry["size"] for entry in files), done)
 
 
@@ -182,19 +195,33 @@ def recover(bundle: Path) -> None:
     for step in _steps(backup_folder(bundle)):
         if step.suffix == _PENDING:
             _put_back(bundle, step)
-        if step.suffix in (_PENDING, _PARTIAL):
+            _discard(step)
+        elif step.suffix == _PARTIAL:
             shutil.rmtree(step)
+        delta.tidy(step)
     for leftover in (_stage_of(bundle), *bundle.rglob(f".*{_STAGE_SUFFIX}")):
         leftover.unlink(missing_ok=True)
+
+
+def _discard(step: Path) -> None:
+    """Remove a step whose originals are in their places. First under a name that says so: half of it is no journal."""
+    shutil.rmtree(_rename(step, step.with_suffix(_PARTIAL)))
 
 
 def _put_back(bundle: Path, step: Path) -> None:
     """Replace the files of a bundle by the originals that a step kept. Killed in between, it can run again."""
     for entry in _receipt(step)["files"]:
         kept, target = step / "files" / entry["path"], bundle.parent / entry["path"]
-        staged = _stage_of(target)
+        staged, thin = _stage_of(target), delta.of(kept)
         staged.unlink(missing_ok=True)
-        _keep(kept, staged)
+        if kept.exists() or not thin.exists():
+            _keep(kept, staged)
+        elif _is_published(target, entry):
+            delta.rebuild(thin, target, staged)
+            shutil.copystat(thin, staged)
+            sync(staged)
+        else:  # it was put back before the kill
+            continue
         _rename(staged, target)
 
 
@@ -228,30 +255,40 @@ def revert(bundle: Path) -> tuple[Path, ...]:
         files = _receipt(steps[-1])["files"]
         for entry in files:
             _refuse_changed(bundle.parent / entry["path"], entry, steps[-1])
+            thin = delta.of(steps[-1] / "files" / entry["path"])
+            if thin.exists():
+                _refuse_unsafe(bundle.parent / entry["path"])
+                delta.refuse_unfit(thin, bundle.parent / entry["path"])
         pending = _rename(steps[-1], steps[-1].with_name(steps[-1].name + _PENDING))
         _put_back(bundle, pending)
-        shutil.rmtree(pending)
+        _discard(pending)
     return tuple(bundle.parent / entry["path"] for entry in files)
 
 
 def originals(bundle: Path, targets: Sequence[Path]) -> Staged:
-    """Where files of a bundle are as they were before the first publication; empty if none is kept."""
+    """Where files of a bundle are as they were before the first publication; empty if they are not kept whole."""
     folder = backup_folder(bundle)
     steps = [step for step in _steps(folder) if step.name.isdigit()] if folder.is_dir() else []
     if not steps:
         return {}
     kept = {target: steps[0] / "files" / target.relative_to(bundle.parent) for target in targets}
+    if any(delta.of(path).exists() and not path.exists() for path in kept.values()):
+        return {}
     return {target: path for target, path in kept.items() if path.is_file()}
 
 
 def _refuse_changed(target: Path, entry: Mapping[str, Any], step: Path) -> None:
+    kept = step / "files" / entry["path"]
+    if _is_published(target, entry):
+        return
+    where = f"the original is {kept}" if kept.exists() else f"what it did not share with the original is in {step}"
+    raise BundleError(f"{target} is not the file that g4patch wrote: it was changed since", where)
+
+
+def _is_published(target: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether a file is the one that a receipt tells of."""
     try:
         with target.open("rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+            return bool(hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"])
     except OSError:
-        same = False
-    if not same:
-        raise BundleError(
-            f"{target} is not the file that g4patch wrote: it was changed since",
-            f"the original is {step / 'files' / entry['path']}",
-        )
+        return False

@@ -48,6 +48,31 @@ def other_readers(graph: Graph, rows: int) -> Iterator[tuple[Node, frozenset[str
                 yield node, roots
 
 
+def open_gathers(graph: Graph, tokens: TokenFacts) -> Iterator[tuple[Node, frozenset[str]]]:
+    """Gathers of rows from a graph input of any number of rows, and the integer inputs that they do it by.
+
+    No table is known then, and it may be the one of PLE, unless its width is that of the token embedding alone.
+    """
+    ple_width = (tokens.layers or 0) * (tokens.layer_width or 0)
+    for node in graph.nodes:
+        if node.op is not Op.GATHER or node.operands["data"] in graph.tables or node.attributes["axis"] != 0:
+            continue
+        shape = graph.value(node.operands["data"]).shape
+        if shape is None or len(shape) < 2 or shape[0] is not None or not _is_input(graph, node.operands["data"]):
+            continue
+        roots = integer_roots(graph, node.operands["index"])
+        if roots and (shape[1:] != (tokens.hidden_size,) or tokens.hidden_size == ple_width):
+            yield node, roots
+
+
+def _is_input(graph: Graph, value: str) -> bool:
+    node = graph.producer(value)
+    while node is not None and node.op in VIEW_OPS:
+        value = node.operands["x"]
+        node = graph.producer(value)
+    return graph.input(value) is not None
+
+
 def _is_stored(graph: Graph, value: str, entries: int) -> bool:
     node = graph.producer(value)
     while node is not None and node.op in VIEW_OPS:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from g4patch.edits import GraphEdit, Plan
 from g4patch.formats import Model
-from g4patch.ple import INCONCLUSIVE, GraphAnalysis, Verdict, worst
+from g4patch.metrics import Distance
+from g4patch.ple import GraphAnalysis
 from g4patch.tokens import TokenFacts
+from g4patch.verdicts import INCONCLUSIVE, Verdict, worst
 
 
 class Severity(StrEnum):
@@ -55,13 +57,30 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class LayerDistance:
+    """How far one layer's part of the looked-up rows is from the reference, over the media rows of all prompts.
+
+    `unpatched` is the same for the model as it was, None where there is no such model.
+    """
+
+    graph: str
+    layer: int
+    found: Distance
+    unpatched: Distance | None
+
+
+@dataclass(frozen=True)
 class Check:
-    """The result of one check of verify: `passed` only if something was compared."""
+    """The result of one check of verify: `passed` only if something was compared.
+
+    `layers` is what the check of a reference with media rows says of each layer.
+    """
 
     name: str
     status: Status
     summary: str
     details: tuple[str, ...] = ()
+    layers: tuple[LayerDistance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,12 +112,13 @@ class Publication:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What one command found, planned and checked in one model."""
+    """What one command found, planned and checked in one model. `mended` is the model as it was written, if it was."""
 
     subject: Subject
     findings: tuple[Finding, ...] = ()
     plan: Plan = field(default_factory=Plan)
     checks: tuple[Check, ...] = ()
+    mended: Subject | None = None
 
 
 @dataclass(frozen=True)

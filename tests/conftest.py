@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import subprocess
+import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +19,14 @@ Copy = Callable[[str], Path]
 
 
 def sample(name: str) -> Path:
-    """The bundle of a sample, in the repository."""
-    (found,) = [path for path in (SAMPLES / name).iterdir() if path.suffix in (".onnx", ".mlpackage", ".aimodel")]
-    return found
+    """The bundle of a sample, in the repository: its only model, or the folder where it holds several."""
+    found = models(SAMPLES / name)
+    return found[0] if len(found) == 1 else SAMPLES / name
+
+
+def models(folder: Path) -> list[Path]:
+    """The models of a sample."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".onnx", ".mlpackage", ".aimodel"))
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -36,6 +45,31 @@ def copy(tmp_path: Path) -> Copy:
     def copy_sample(name: str) -> Path:
         folder = tmp_path / name
         shutil.copytree(SAMPLES / name, folder)
-        return folder / sample(name).name
+        return folder / sample(name).relative_to(SAMPLES / name)
 
     return copy_sample
+
+
+# For tests that build bundles; without the variable, the pinned exporters are installed, for Python 3.11 alone.
+needs_build_python = pytest.mark.skipif(
+    "G4PATCH_BUILD_PYTHON" not in os.environ and sys.version_info[:2] != (3, 11),
+    reason="the pinned exporters have wheels for Python 3.11",
+)
+
+
+@pytest.fixture(scope="session")
+def build_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with the exporters pinned in samples/build/requirements.txt.
+
+    `G4PATCH_BUILD_PYTHON` may name one; else they are installed, which takes minutes.
+    """
+    python = os.environ.get("G4PATCH_BUILD_PYTHON")
+    if python is None:
+        folder = tmp_path_factory.mktemp("build") / "venv"
+        venv.create(folder, with_pip=True)
+        python = str(folder / "bin" / "python")
+        install = [python, "-m", "pip", "install", "-q"]
+        # torch first and alone: others ask for a range of it, and the newest is not what built the samples.
+        subprocess.run([*install, "torch==2.13.0"], check=True)
+        subprocess.run([*install, "-r", SAMPLES / "build" / "requirements.txt"], check=True)
+    return python

@@ -85,6 +85,11 @@ def _table_input(type: Any) -> None:
     _stage(type, lambda ids, table: _gather(table, ids), table=f"tensor<{ROWS}x{WIDTH}xf32>")
 
 
+def _open_table(type: Any) -> None:
+    """A table that is an input, of any number of rows."""
+    _stage(type, lambda ids, table: _gather(table, ids), table=f"tensor<?x{WIDTH}xf32>")
+
+
 def _called(type: Any) -> None:
     """The lookup inside a private graph, as composites are, with the table handed in."""
     from coreai._compiler.dialects import coreai as ops
@@ -96,6 +101,30 @@ def _called(type: Any) -> None:
     with body.block:
         ops.output([_gather(*body.arguments)])
     _stage(type, lambda ids, _: invoke([result], "gather_1234", [_floats(), ids])[0])
+
+
+def _externalised(type: Any) -> None:
+    """The lookup in a public graph that the function calls, as coreai-torch keeps a module apart."""
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.authoring.graph_builder import GraphOp, invoke
+
+    ids_type, result = type("tensor<1x?xsi32>"), type(f"tensor<1x?x{LAYERS}x{INNER}xf32>")
+    body = GraphOp("per_layer_rows", [ids_type], [result], input_names=["ids"], result_names=["rows"], no_inline=True)
+    with body.block:
+        (ids,) = body.arguments
+        scaled = ops.broadcasting_mul(_gather(_floats(), ids), ops.constant(np.float32(INNER**0.5)))
+        shape = ops.constant(np.array([1, -1, LAYERS, INNER], np.int32))
+        ops.output([ops.cast(ops.reshape(scaled, shape), result)])
+    hidden = type(f"tensor<1x?x{HIDDEN}xf32>")
+    names = ["hidden_states", "input_ids"]
+    graph = GraphOp("main", [hidden, ids_type], [result], input_names=names, result_names=["out"])
+    with graph.block:
+        rows = invoke([result], "per_layer_rows", [graph.arguments[1]])[0]
+        weights = ops.constant(np.ones((1, HIDDEN, WIDTH), np.float32))
+        shape = ops.constant(np.array([1, -1, LAYERS, INNER], np.int32))
+        projected = ops.reshape(ops.broadcasting_batch_matmul(graph.arguments[0], weights), shape)
+        summed = ops.broadcasting_add(rows, projected)
+        ops.output([ops.cast(summed, result) if summed.type != result else summed])
 
 
 def _along_axis(type: Any) -> None:
@@ -178,6 +207,8 @@ KINDS: dict[str, Callable[[Any], None]] = {
     "ladder": _ladder,
     "table-input": _table_input,
     "called": _called,
+    "externalised": _externalised,
+    "open-table": _open_table,
     "along-axis": _along_axis,
     "int8": _int8,
     "one-scale": _one_scale,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,16 @@ from coremltools.converters.mil.frontend.milproto import load as milproto
 from coremltools.converters.mil.mil import types
 from coremltools.proto import Model_pb2
 
-from g4patch import ple
+from g4patch import places, ple
 from g4patch.edits import Plan, mask_ids
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import Model, coreml
 from g4patch.formats.coreml import check as coreml_check
-from g4patch.ple import Verdict
+from g4patch.formats.coreml.model import default_shapes
 from g4patch.runtimes import Unavailable
 from g4patch.tokens import Token, TokenFacts
-from g4patch.view import Op, Table, Use
+from g4patch.verdicts import Verdict
+from g4patch.view import Graph, Op, Table, Use
 from tests.conftest import SAMPLES, Copy, sample
 
 CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
@@ -72,7 +73,7 @@ def mask(model: Model, tokens: TokenFacts = TOKENS) -> Plan:
     edits = []
     for graph in model.graphs:
         for lookup in ple.analyse(graph, tokens).lookups:
-            place = ple.place_for_mask(graph, lookup, coreml.MASK_DTYPES)
+            place = places.place_for_mask(graph, lookup, coreml.MASK_DTYPES)
             assert not isinstance(place, str), place
             missing = lookup.judgement.missing
             edits.append(mask_ids(graph, place.value, [place.use], missing, 0, "ple-raw-ids", place.casts))
@@ -97,41 +98,95 @@ def verdicts(model: Model, tokens: TokenFacts = TOKENS) -> list[Verdict]:
 
 @pytest.mark.parametrize("name", CORE_ML)
 def test_inputs_and_outputs_are_those_of_the_description(name: str) -> None:
-    (graph,) = coreml.open_model(sample(name)).graphs
-    described = message(sample(name)).description
     dtypes = {65568: "float32", 65552: "float16", 131104: "int32"}  # ArrayFeatureType.ArrayDataType
-    for feature, value in zip(described.input, graph.inputs, strict=True):
-        array = feature.type.multiArrayType
-        assert (value.name, value.dtype) == (feature.name, dtypes[array.dataType])
-        assert value.shape is not None
-        assert len(value.shape) == len(array.shape)
-        if array.WhichOneof("ShapeFlexibility") is None:
-            assert value.shape == tuple(array.shape)
-        else:
-            ranges = [(r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges]
-            assert value.shape == tuple(low if low == high else None for low, high in ranges)
-    assert graph.outputs == tuple(feature.name for feature in described.output)
+    for graph in coreml.open_model(sample(name)).graphs:
+        described = description(message(sample(name)), graph.name)
+        for feature, value in zip([*described.input, *described.state], graph.inputs, strict=True):
+            array = feature.type.multiArrayType
+            if feature.type.WhichOneof("Type") == "stateType":
+                array = feature.type.stateType.arrayType
+            assert (value.name, value.dtype) == (feature.name, dtypes[array.dataType])
+            assert value.shape is not None
+            assert len(value.shape) == len(array.shape)
+            if array.WhichOneof("ShapeFlexibility") is None:
+                assert value.shape == tuple(array.shape)
+            else:
+                ranges = [(r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges]
+                assert value.shape == tuple(low if low == high else None for low, high in ranges)
+        assert graph.outputs == tuple(feature.name for feature in described.output)
+
+
+def description(model: Any, function: str) -> Any:
+    """Where a package describes the inputs and outputs of a function: its own description, if it has several."""
+    return next((item for item in model.description.functions if item.name == function), model.description)
+
+
+# By hand from the exporter's settings: the prompt's length is static, or 1 to 64 with 14 as the default.
+LENGTHS = {
+    ("coreml-fp16", "main"): 8,
+    ("coreml-ios16", "main"): 14,
+    ("coreml-state", "main"): 8,
+    ("coreml-multifunction", "prefill"): 8,
+    ("coreml-multifunction", "decode"): 1,
+}
+
+
+@pytest.mark.parametrize(("name", "function"), LENGTHS)
+def test_default_shapes(name: str, function: str) -> None:
+    found = default_shapes(message(sample(name)), function)
+    assert found.keys() == {"hidden_states", "input_ids", "position_ids"}
+    assert found["input_ids"] == (1, LENGTHS[name, function])
+    assert found["hidden_states"][:2] == found["position_ids"] == found["input_ids"]
+
+
+def test_default_shapes_of_a_part_of_a_pipeline(copy: Copy) -> None:
+    package = copy("coreml-ios16")
+    stage = message(package)
+    pipeline = Model_pb2.Model(specificationVersion=stage.specificationVersion)
+    pipeline.pipeline.models.append(stage)
+    pipeline.pipeline.names.append("stage")
+    assert default_shapes(pipeline, "stage/main")["input_ids"] == (1, 14)
+    assert default_shapes(pipeline, "stage/main@CoreML8")["input_ids"] == (1, 14)
+    assert default_shapes(pipeline, "main") == {}
 
 
 @pytest.mark.parametrize("name", CORE_ML)
 def test_nodes_and_constants_are_those_of_the_loaded_program(name: str) -> None:
-    (graph,) = coreml.open_model(sample(name)).graphs
     spec = message(sample(name))
     program = milproto.load(spec, spec.specificationVersion, str((sample(name) / WEIGHTS).parent))
-    operations = program.functions["main"].operations
-    computed = [op for op in operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")]
-    assert [(node.native, node.address) for node in graph.nodes] == [
-        (op.op_type, op.outputs[0].name) for op in computed
-    ]
-    small = 0
-    for op in operations:
-        if op.op_type == "const" and op.outputs[0].name in graph.constants:
-            expected = np.asarray(op.outputs[0].val)
-            found = graph.constants[op.outputs[0].name]
-            assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-            assert np.array_equal(found, expected)
-            small += expected.size > 9  # those are in weight.bin
-    assert small > 0
+    for graph in coreml.open_model(sample(name)).graphs:
+        operations = program.functions[graph.name].operations
+        computed = [op for op in operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")]
+        assert list(as_loaded(graph)) == [
+            (op.op_type, "" if op.op_type == UPDATE else op.outputs[0].name) for op in computed
+        ]
+        small = 0
+        for op in operations:
+            if op.op_type == "const" and op.outputs[0].name in graph.constants:
+                expected = np.asarray(op.outputs[0].val)
+                found = graph.constants[op.outputs[0].name]
+                assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+                assert np.array_equal(found, expected)
+                small += expected.size > 9  # those are in weight.bin
+        assert small > 0
+
+
+UPDATE = "coreml_update_state"
+
+
+def as_loaded(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Native name and address of each node. Where a state is read after a write, the loader makes one op of the two,
+    and names it anew."""
+    written = False
+    for node in graph.nodes:
+        if node.native == "write_state":
+            written = True
+        elif written:
+            assert node.native == "read_state"
+            yield UPDATE, ""
+            written = False
+        else:
+            yield node.native, node.address
 
 
 # By hand from the exporter's settings: V rows of L*D values, and how many bytes those take.
@@ -141,15 +196,23 @@ TABLES = {
     "coreml-cast16": Table("", (320, 24), "float16", "", 320 * 24 * 2),
     "coreml-ios16": Table("", (320, 24), "float16", "", 320 * 24 * 2),
     "coreml-palette-262144": Table("", (262144, 6), "float16", "", 262144 * 6 // 2 + 16 * 2, "4-bit palette"),
+    "coreml-int4-262144": Table(
+        "", (262144, 6), "float16", "", 262144 * 6 // 2 + 262144 // 8 * 6 // 2 * 2, "int4 block 8x2"
+    ),
+    "coreml-state": Table("", (33000, 6), "float16", "", 33000 * 6 * 2),
+    "coreml-multifunction": Table("", (320, 24), "float16", "", 320 * 24 * 2),
 }
 
 
 @pytest.mark.parametrize("name", CORE_ML)
 def test_table_facts(name: str) -> None:
-    (graph,) = coreml.open_model(sample(name)).graphs
-    tables = [table for key, table in graph.tables.items() if "per_layer_weight" in key]
-    assert [replace(table, name="", storage="") for table in tables] == [TABLES[name]]
-    assert tables[0].storage.startswith("weights/weight.bin @ ")
+    places = set()
+    for graph in coreml.open_model(sample(name)).graphs:
+        tables = [table for key, table in graph.tables.items() if "per_layer_weight" in key]
+        assert [replace(table, name="", storage="") for table in tables] == [TABLES[name]]
+        assert tables[0].storage.startswith("weights/weight.bin @ ")
+        places.add(tables[0].storage)
+    assert len(places) == 1  # several functions share it
 
 
 def test_nothing_of_coremltools_runs_to_read_a_package() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from g4patch import engine, fix, publish, revert, verify
+from g4patch import delta, engine, fix, publish, revert, verify
 from g4patch.cli import main
 from g4patch.errors import BundleError, UsageError
 from g4patch.report import Check, Outcome, Status
@@ -27,6 +27,12 @@ def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "verify_patch", lambda before, after, plan, reference: passed)
 
 
+@pytest.fixture
+def thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are left out of a backup however few they are."""
+    monkeypatch.setattr(delta, "_WORTH_IT", 1)
+
+
 def without_backup(folder: Path) -> dict[str, str]:
     return {path: digest for path, digest in tree(folder).items() if ".g4patch" not in path}
 
@@ -36,7 +42,17 @@ def without_backup(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("command", ["fix", "revert", "fix elsewhere"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_kill_at_every_step(name: str, command: str, copy: Copy, tmp_path: Path) -> None:
-    pristine = copy(name)
+    kill_at_every_step(copy(name), command, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_checks", "thin")
+@pytest.mark.parametrize("command", ["fix", "revert"])
+def test_kill_at_every_step_with_a_delta(command: str, copy: Copy, tmp_path: Path) -> None:
+    kill_at_every_step(copy("coreai-stage"), command, tmp_path)
+
+
+def kill_at_every_step(pristine: Path, command: str, tmp_path: Path) -> None:
     if command == "revert":
         fix(pristine)
     old = without_backup(pristine.parent)
@@ -65,13 +81,67 @@ def test_kill_at_every_step(name: str, command: str, copy: Copy, tmp_path: Path)
         assert steps_of(run, kill_at=step) is None
         engine.check(bundle)  # any next command tidies up
         assert without_backup(work) in (old, new), f"step {step}"
-        assert not [path for path in tree(work) if path.endswith(("-stage", ".pending", ".partial", "lock"))]
+        assert not [path for path in tree(work) if path.endswith(("-stage", "-unfinished", "lock"))]
+        assert not [path for path in work.rglob("*") if path.suffix in (".pending", ".partial")]
         if command == "fix elsewhere":
             assert not out.exists() or tree(out.parent) == published, f"step {step}"
         done = out.exists() if command == "fix elsewhere" else without_backup(work) == new
         if not done:
             assert steps_of(run) is not None
             assert without_backup(work) == new
+
+
+def test_weights_are_not_kept_twice(copy: Copy, thin: None) -> None:
+    """What stays of a Core AI program is what is not weights, and brings the file back, mode and times too."""
+    bundle = copy("coreai-stage")
+    Path(f"{bundle}.reference.safetensors").unlink()  # it asks for both steps at once
+    before, state = tree(bundle.parent), (bundle / "main.mlirb").stat()
+    weights = sum(size for _, size in engine.open_model(bundle).model.weights.values())
+    assert weights > 80_000
+    backup = publish.backup_folder(bundle)
+    for step in ("0001", "0002"):
+        options = engine.Options(select=frozenset({"ple-raw-ids" if step == "0001" else "splice-misses-rows"}))
+        fix(bundle, options)
+        kept = {path.name: path.stat().st_size for path in (backup / step / "files" / bundle.name).iterdir()}
+        assert kept.keys() == {"main.mlirb.delta", "main.hash"}
+        # The table of pieces is small, too.
+        assert kept["main.mlirb.delta"] < state.st_size - weights + 4096
+    assert engine.check(bundle).exit_code == 0
+    revert(bundle)
+    assert engine.check(bundle).exit_code == 1
+    revert(bundle)
+    assert tree(bundle.parent) == before
+    now = (bundle / "main.mlirb").stat()
+    assert (now.st_mode, now.st_mtime_ns) == (state.st_mode, state.st_mtime_ns)
+
+
+def test_an_original_that_is_not_kept_whole_is_no_control(copy: Copy, thin: None) -> None:
+    bundle = copy("coreai-stage")
+    fix(bundle)
+    (result,) = (found for found in engine.verify_bundle(bundle).checks if found.name == "reference")
+    assert result.status is Status.PASSED
+    assert "no unpatched bundle" in result.summary
+
+
+def test_a_delta_fits_only_the_file_that_was_published(copy: Copy, thin: None) -> None:
+    bundle = copy("coreai-stage")
+    fix(bundle)
+    program = bundle / "main.mlirb"
+    content = program.read_bytes()
+    program.write_bytes(content + b"\0")
+    with pytest.raises(BundleError, match="changed since"):
+        revert(bundle)
+    program.write_bytes(content)
+    delta_file = publish.backup_folder(bundle) / "0001" / "files" / bundle.name / "main.mlirb.delta"
+    whole = delta_file.read_bytes()
+    for bad in (b"", b"junk" * 10, whole[:30], whole[:-1], whole[:8] + b"\xff" * 8 + whole[16:]):
+        delta_file.write_bytes(bad)
+        with pytest.raises(BundleError, match="cannot be used"):
+            revert(bundle)
+        assert program.read_bytes() == content
+    delta_file.write_bytes(whole)
+    revert(bundle)
+    assert engine.check(bundle).exit_code == 1
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -163,6 +163,42 @@ def test_a_reference_without_media_is_no_control(copy: Copy) -> None:
     assert "no media row" in result(report).summary
 
 
+FUNCTIONS = "coreml-multifunction"  # `prefill` takes 8 rows, `decode` takes one
+
+
+def test_each_function_is_compared_with_the_prompts_that_fit_it(copy: Copy) -> None:
+    """3 prompts of 8 rows and 4 of one, with 3 tensors each."""
+    report = fix(copy(FUNCTIONS))
+    assert result(report).status is Status.PASSED
+    assert result(report).summary.startswith("21 tensors")
+
+
+@pytest.mark.parametrize(("prompt", "function"), [("media", "prefill"), ("one audio", "decode")])
+def test_no_function_is_passed_over(prompt: str, function: str, copy: Copy) -> None:
+    bundle = copy(FUNCTIONS)
+
+    def another_number(tensors: Tensors, metadata: Metadata) -> None:
+        tensors[f"{prompt}/expected/per_layer_inputs"] += 1
+
+    rewrite(bundle.with_name("stage.mlpackage.reference.safetensors"), another_number)
+    report = fix(bundle)
+    assert (report.outcome, report.exit_code) == (Outcome.CHECK_FAILED, 3)
+    assert [line.split(",")[0] for line in result(report).details] == [f"{function}: per_layer_inputs"] * 2
+
+
+def test_a_function_that_no_prompt_fits_is_named(copy: Copy) -> None:
+    bundle = copy(FUNCTIONS)
+
+    def without_single_rows(tensors: Tensors, metadata: Metadata) -> None:
+        for name in [name for name in tensors if name.startswith("one ")]:
+            del tensors[name]
+
+    rewrite(bundle.with_name("stage.mlpackage.reference.safetensors"), without_single_rows)
+    report = fix(bundle)
+    assert result(report).status is Status.PASSED
+    assert result(report).summary.endswith("no prompt in it fits decode")
+
+
 @pytest.mark.parametrize("at", [0, 7, 100, 5000])
 def test_truncated_references_are_refused(at: int, copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = copy("onnx-stage")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -12,7 +12,6 @@ from typing import Protocol, cast
 from g4patch.edits import Plan
 from g4patch.runtimes import Probe
 from g4patch.view import Graph
-
 
 # For a file that is to be replaced, where its replacement is until it is published.
 Staged = Mapping[Path, Path]
@@ -26,7 +25,8 @@ class Model:
     `files` are all that belong to it, `replaced` those that an edit replaces: the graph's own file first, then files
     that are derived from it. `graph_file` is what the graph was read from: the first of `replaced`, or its stage.
 
-    `format` is the format's NAME. `native` is the format's own object; nobody else looks into it.
+    `format` is the format's NAME. `native` is the format's own object; nobody else looks into it. `weights` says where
+    weights lie in `graph_file`: name -> (offset, size). Names and bytes stay the same when a plan is applied.
     """
 
     path: Path
@@ -37,6 +37,7 @@ class Model:
     graph_file: Path
     graphs: tuple[Graph, ...]
     native: object
+    weights: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Format(Protocol):

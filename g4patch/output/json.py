@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,8 +11,9 @@ from typing import Any
 
 from g4patch.edits import Const, GraphEdit, Operand
 from g4patch.errors import G4PatchError
+from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis, Lookup, Splice
-from g4patch.report import Finding, ModelReport, Report, Subject
+from g4patch.report import Finding, LayerDistance, ModelReport, Report, Subject
 from g4patch.tokens import MODALITIES
 from g4patch.view import Value
 
@@ -73,10 +75,30 @@ def _model(report: ModelReport, whole: Report) -> dict[str, Any]:
         "findings": [_finding(finding, whole) for finding in report.findings],
         "plan": {"sha256": plan.digest, "edits": [_edit(edit) for edit in plan.edits]} if plan.edits else None,
         "checks": [
-            {"name": item.name, "status": item.status, "summary": item.summary, "details": list(item.details)}
+            {
+                "name": item.name,
+                "status": item.status,
+                "summary": item.summary,
+                "details": list(item.details),
+                "layers": [_layer(layer) for layer in item.layers],
+            }
             for item in report.checks
         ],
     }
+
+
+def _layer(layer: LayerDistance) -> dict[str, Any]:
+    return {
+        "graph": layer.graph,
+        "layer": layer.layer,
+        "found": _distance(layer.found),
+        "unpatched": _distance(layer.unpatched) if layer.unpatched is not None else None,
+    }
+
+
+def _distance(distance: Distance) -> dict[str, Any]:
+    ratio = distance.norm_ratio if math.isfinite(distance.norm_ratio) else None
+    return {"cosine": distance.cosine, "norm_ratio": ratio, "delta_norm": distance.delta_norm}
 
 
 def _tokens(subject: Subject) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from g4patch.edits import Const, GraphEdit, NewNode, Operand
+from g4patch.layers import telling
 from g4patch.output import inspection
 from g4patch.output.layout import (
     BAD,
@@ -23,8 +24,8 @@ from g4patch.output.layout import (
     spread,
     uses,
 )
-from g4patch.ple import Verdict
-from g4patch.report import Check, Finding, ModelReport, Outcome, Report, Status, Subject
+from g4patch.report import Check, Finding, LayerDistance, ModelReport, Outcome, Report, Status, Subject
+from g4patch.verdicts import Verdict
 
 
 def render(report: Report, console: Console, *, show_ple: bool = False, digests: bool = False) -> None:
@@ -117,15 +118,46 @@ def _conclusion(report: Report) -> Text:
 
 
 def _reference_said(report: Report) -> str:
-    """Without a reference a bundle is never called verified."""
-    checked = any(check.name == "reference" and check.status is Status.PASSED for check in report.checks)
-    return "verified against the reference" if checked else "reference not checked"
+    """Without a reference a bundle is never called verified; one for some of its models does not count for all."""
+    passed = [check.status is Status.PASSED for check in report.checks if check.name == "reference"]
+    if not any(passed):
+        return "reference not checked"
+    if all(passed):
+        return "verified against the reference"
+    return f"{sum(passed)} of {len(passed)} models verified against a reference"
 
 
 def _checks(checks: Iterable[Check]) -> Iterator[tuple[str | Text, str | Text]]:
     for check in checks:
         yield check.name, Text.assemble((f"{check.status:<8} ", STATUS_STYLE[check.status]), check.summary)
         yield from (("", line) for line in check.details[1:5])
+        yield from (("", line) for line in _layers(check.layers))
+
+
+# More layers than these are told by the first, the one furthest off, and the last.
+_MOST_LAYERS = 8
+
+
+def _layers(layers: Sequence[LayerDistance]) -> Iterator[Text]:
+    """Media rows of the looked-up embeddings against the reference, a line a layer; before the fix, then now."""
+    graphs = dict.fromkeys(one.graph for one in layers)
+    for graph in graphs:
+        yield Text(f"media rows of PLE against the reference{f', {graph}' if len(graphs) > 1 else ''}:")
+        yield Text("layer cosine             norm ratio         |difference|", "bold")
+        for one in telling([one for one in layers if one.graph == graph], _MOST_LAYERS):
+            now, was = one.found, one.unpatched or one.found
+            cells = (
+                ("{:.4f}", was.cosine, now.cosine),
+                ("{:#.4g}", was.norm_ratio, now.norm_ratio),
+                ("{:.2g}", was.delta_norm, now.delta_norm),
+            )
+            line = "".join(_change(*cell, one.unpatched is not None) for cell in cells)
+            yield Text(f"{one.layer:<6}{line}".rstrip())
+
+
+def _change(form: str, was: float, now: float, both: bool) -> str:
+    """A number, or what it was and what it is now, in 19 columns."""
+    return f"{f'{form.format(was)} -> ' if both else ''}{form.format(now)}".ljust(18) + " "
 
 
 def _diff(edit: GraphEdit, subject: Subject) -> Text:

@@ -22,7 +22,15 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "coreml-cast16": coreml.cast16,
     "coreml-ios16": coreml.ios16,
     "coreml-palette-262144": coreml.palette_262144,
+    "coreml-int4-262144": coreml.int4_262144,
+    "coreml-state": coreml.state,
+    "coreml-multifunction": coreml.multifunction,
     "coreai-stage": coreai.stage,
+    "coreai-fp16": coreai.fp16,
+    "coreai-int8": coreai.int8,
+    "coreai-palette4": coreai.palette4,
+    "coreai-multifunction": coreai.multifunction,
+    "coreai-two-stage": coreai.two_stage,
 }
 
 

@@ -1,27 +1,137 @@
-"""The Core AI sample: ``stage.aimodel``, a broken stage of Hugging Face's decoder layers."""
+"""Core AI samples: ``stage.aimodel``, broken stages of Hugging Face's decoder layers."""
 
+import json
 from pathlib import Path
 
 import torch
+from coreai.authoring import AIProgram
+from coreai_opt.coreai_utils import DType, palettize_weights, quantize_weights
 from coreai_torch import TorchConverter, get_decomp_table
+from torch import Tensor, nn
 
-from .model import STAGE_EXPECTED, STAGE_INPUTS, Stage, Tiny, write_reference
+from .model import (
+    IDENTITY_EXPECTED,
+    STAGE_EXPECTED,
+    STAGE_INPUTS,
+    LastStage,
+    Stage,
+    Tiny,
+    hf_numbers,
+    run_tensors,
+    write_reference,
+)
+
+_ROWS = torch.export.Dim("rows", min=1, max=64)
 
 
-def stage(folder: Path) -> None:
-    """float32, 1 to 64 rows, exported in release mode: the ops carry no names."""
-    tiny = Tiny()
-    model = tiny.build()
-    numbers = write_reference(folder / "stage.aimodel", tiny, model, 14, STAGE_EXPECTED, STAGE_INPUTS)
+def _add(
+    converter: TorchConverter,
+    module: nn.Module,
+    hidden_states: Tensor,
+    numbers: dict[str, Tensor],
+    output: str = "hidden_states_out",
+    name: str = "main",
+    static: bool = False,
+) -> None:
+    """Stages a module with the inputs ``hidden_states``, ``input_ids`` and ``position_ids`` (int32)."""
     inputs = {
-        "hidden_states": numbers["inputs_embeds"],
+        "hidden_states": hidden_states,
         "input_ids": numbers["input_ids"].int(),
         "position_ids": numbers["position_ids"].int(),
     }
-    rows = torch.export.Dim("rows", min=1, max=64)
-    program = torch.export.export(
-        Stage(model), (), inputs, dynamic_shapes={name: {1: rows} for name in inputs}
-    ).run_decompositions(get_decomp_table())
-    converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
-    converter.add_exported_program(program, input_names=list(inputs), output_names=["hidden_states_out"])
+    shapes = None if static else {name: {1: _ROWS} for name in inputs}
+    program = torch.export.export(module, (), inputs, dynamic_shapes=shapes).run_decompositions(get_decomp_table())
+    converter.add_exported_program(program, input_names=list(inputs), output_names=[output], entrypoint_name=name)
+
+
+def _release() -> TorchConverter:
+    """In release mode: the ops carry no names."""
+    return TorchConverter(mode=TorchConverter.Mode.RELEASE)
+
+
+def _one_stage(folder: Path, tiny: Tiny, precision: str, expected: dict[str, str]) -> AIProgram:
+    """A whole stage, 1 to 64 rows; ``precision`` names the tolerances of the reference beside it."""
+    model = tiny.build()
+    numbers = write_reference(folder / "stage.aimodel", tiny, model, 14, expected, STAGE_INPUTS, precision)
+    half = precision == "float16"
+    module, hidden_states = Stage(model), numbers["inputs_embeds"]
+    converter = _release()
+    _add(converter, module.half() if half else module, hidden_states.half() if half else hidden_states, numbers)
+    return converter.to_coreai()
+
+
+def stage(folder: Path) -> None:
+    """float32."""
+    _one_stage(folder, Tiny(), "float32", STAGE_EXPECTED).save_asset(folder / "stage.aimodel")
+
+
+def fp16(folder: Path) -> None:
+    """float16."""
+    _one_stage(folder, Tiny(), "float16", STAGE_EXPECTED).save_asset(folder / "stage.aimodel")
+
+
+def int8(folder: Path) -> None:
+    """Weights of at least 1024 elements in int8, with a scale a row of the table."""
+    program = _one_stage(folder, Tiny(), "8-bit", IDENTITY_EXPECTED)
+    quantize_weights(program, DType.INT8).save_asset(folder / "stage.aimodel")
+
+
+def palette4(folder: Path) -> None:
+    """Weights of at least 1024 elements as indices of 4 bits into a palette each."""
+    program = _one_stage(folder, Tiny(layers=2, ple_dim=3), "4-bit k-means", IDENTITY_EXPECTED)
+    palettize_weights(program, None, n_bits=4, num_kmeans_workers=1).save_asset(folder / "stage.aimodel")
+
+
+def multifunction(folder: Path) -> None:
+    """Two functions of fixed sizes, 8 and 14 rows, over one set of weights; float32."""
+    tiny = Tiny()
+    model = tiny.build()
+    small = {run: hf_numbers(model, ids) for run, ids in tiny.prompts(8).items()}
+    more: dict[str, Tensor] = {}
+    for run, numbers in small.items():
+        more |= run_tensors(f"{run}, 8 rows", numbers, STAGE_INPUTS, STAGE_EXPECTED)
+    large = write_reference(folder / "stage.aimodel", tiny, model, 14, STAGE_EXPECTED, STAGE_INPUTS, more=more)
+    converter = _release()
+    for rows, numbers in ((8, small["media"]), (14, large)):
+        _add(converter, Stage(model), numbers["inputs_embeds"], numbers, name=f"extend_64_{rows}", static=True)
     converter.to_coreai().save_asset(folder / "stage.aimodel")
+
+
+# The layer that the second of two stages begins with.
+_SPLIT = 2
+
+
+def two_stage(folder: Path) -> None:
+    """A bundle folder: two stages, float32, logits at the end, and the metadata of an exported LLM.
+
+    Each stage works out the per-layer inputs of all layers from the ``hidden_states`` and
+    ``input_ids`` it is given, and takes the slices of its own layers. The second is handed the
+    first one's output, which for media rows is no embedding: there the contract gives wrong
+    projections whatever the ids are, so with media rows its reference holds the looked-up rows
+    alone. Text rows take the embeddings of their ids: a prompt of text is right to the logits.
+    """
+    tiny = Tiny(layers=4)
+    model = tiny.build()
+    handed = {**STAGE_INPUTS, "hidden_states": f"hidden_states_{_SPLIT - 1}"}
+    first = {**STAGE_EXPECTED, "hidden_states_out": handed["hidden_states"]}
+    whole = {"per_layer_inputs": "per_layer_inputs", "logits": "logits"}
+    numbers = write_reference(folder / "stage_0.aimodel", tiny, model, 14, first, STAGE_INPUTS)
+    write_reference(folder / "stage_1.aimodel", tiny, model, 14, IDENTITY_EXPECTED, handed, text_expected=whole)
+    beginning, end = _release(), _release()
+    _add(beginning, Stage(model, part=slice(_SPLIT)), numbers["inputs_embeds"], numbers)
+    _add(end, LastStage(model, slice(_SPLIT, None)), numbers[handed["hidden_states"]], numbers, "logits")
+    for number, converter in enumerate((beginning, end)):
+        converter.to_coreai().save_asset(folder / f"stage_{number}.aimodel")
+    (folder / "metadata.json").write_text(json.dumps(_llm_metadata(tiny), indent=2) + "\n")
+
+
+def _llm_metadata(tiny: Tiny) -> dict[str, object]:
+    """A bundle's own metadata, version 0.2: of the token ids it names the image's alone."""
+    return {
+        "metadata_version": "0.2",
+        "kind": "vlm",
+        "name": "tiny-gemma4",
+        "assets": {"stage_0": "stage_0.aimodel", "stage_1": "stage_1.aimodel"},
+        "language": {"vocab_size": tiny.vocab, "max_context_length": 64},
+        "vision": {"image_token_id": tiny.ids.image},
+    }

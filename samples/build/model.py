@@ -6,7 +6,7 @@ decoder layers and add what an exporter adds: the splice and the ids of the look
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -115,9 +115,13 @@ class Tiny:
         """Token ids by run, int64 [1, rows] each; 8 rows for static graphs, 14 for dynamic ones.
 
         ``media`` has text, markers, pad rows and all three media; ``left padding`` is padded as a
-        batch would be; ``text`` has the ids around the media ids and none of theirs.
+        batch would be; ``text`` has the ids around the media ids and none of theirs. For graphs
+        that decode, 1 row: each kind of media by itself, and one text token.
         """
         i, last = self.ids, self.vocab - 1
+        if rows == 1:
+            alone = {"one image": i.image, "one audio": i.audio, "one video": i.video, "one text": 7}
+            return {run: torch.tensor([[token]]) for run, token in alone.items()}
         audio = [i.boa, i.audio, i.eoa]
         media = {
             8: [PAD, 7, i.boi, i.image, i.eoi, i.audio, i.video, last],
@@ -173,8 +177,9 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
 
     Returns ``input_ids`` and ``position_ids`` (int64 [1,S]) and, in float32, ``inputs_embeds``
     [1,S,H] after the features were spliced in, ``per_layer_identity`` [1,S,L,D] (the rows looked
-    up times sqrt(D)), ``per_layer_inputs`` [1,S,L,D] (what the layers get) and
-    ``hidden_states`` [1,S,H] after the last layer, before the final norm.
+    up times sqrt(D)), ``per_layer_inputs`` [1,S,L,D] (what the layers get), ``hidden_states``
+    [1,S,H] after the last layer, before the final norm, ``hidden_states_0`` and so on after each
+    layer, and ``logits`` [1,S,V].
     """
     seen: dict[str, Tensor] = {}
     per_layer: list[Tensor] = []
@@ -188,14 +193,19 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
     def keep_per_layer(_module: nn.Module, args: tuple) -> None:
         per_layer.append(args[1].clone())
 
-    def keep_hidden(_module: nn.Module, _args: tuple, output: Tensor) -> None:
-        seen["hidden_states"] = output.clone()
+    def keep_hidden(name: str) -> Callable[[nn.Module, tuple, Tensor], None]:
+        def keep(_module: nn.Module, _args: tuple, output: Tensor) -> None:
+            seen[name] = output.clone()
+
+        return keep
 
     hooks = [language.register_forward_pre_hook(keep_inputs, with_kwargs=True)]
     hooks += [layer.register_forward_pre_hook(keep_per_layer) for layer in language.layers]
-    hooks.append(language.layers[-1].register_forward_hook(keep_hidden))
+    for index, layer in enumerate(language.layers):
+        hooks.append(layer.register_forward_hook(keep_hidden(f"hidden_states_{index}")))
+    hooks.append(language.layers[-1].register_forward_hook(keep_hidden("hidden_states")))
     try:
-        _forward(model, input_ids)
+        seen["logits"] = _forward(model, input_ids)
     finally:
         for hook in hooks:
             hook.remove()
@@ -206,8 +216,8 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
     }
 
 
-def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> None:
-    """One forward pass in which random features stand for the towers' output."""
+def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> Tensor:
+    """One forward pass in which random features stand for the towers' output. Returns the logits."""
     generator = torch.Generator().manual_seed(1)
     config = model.config
     hidden = config.text_config.hidden_size
@@ -229,13 +239,14 @@ def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> None:
     # Image and video features can be handed to the model; for audio there is no such argument,
     # so the method that would run the tower is replaced.
     with patch.object(model.model, "get_audio_features", audio_features), torch.no_grad():
-        model.model(
+        logits: Tensor = model(
             input_ids=input_ids,
             mm_encoder_outputs=encoded,
             input_features=audio,
             input_features_mask=audio_mask,
             use_cache=False,
-        )
+        ).logits
+    return logits
 
 
 # How far an export of each kind may be off, in rows and sums (values up to 3) and in hidden
@@ -244,7 +255,14 @@ _TOLERANCES = {
     "float32": (2e-6, 3e-5, "float32 rounds to 6e-8 of a value; tens of roundings, in another order"),
     "float16": (4e-3, 2e-1, "float16 rounds to 5e-4 of a value; torch's own float16 is off by 6e-2 after the layers"),
     # Rows alone: the palettes' own error in the sums would hide the fault.
+    "8-bit": (
+        6e-3,
+        6e-3,
+        "255 levels over [-0.5, 0.5]: off by half a step, 1/508, times sqrt(8), the scale of the rows",
+    ),
     "4-bit": (8e-2, 8e-2, "16 levels over [-0.5, 0.5): off by half a step, 1/30, times sqrt(3), and float16"),
+    "int4": (8e-2, 8e-2, "steps of at most 0.5 / 7 a block: off by half of one, 1/28, times sqrt(3), and float16"),
+    "4-bit k-means": (8e-2, 8e-2, "16 levels that k-means spreads over [-0.5, 0.5): off by about 1/30, times sqrt(3)"),
 }
 
 
@@ -252,24 +270,28 @@ def write_reference(
     bundle: Path,
     tiny: Tiny,
     model: Gemma4ForConditionalGeneration,
-    rows: int,
+    rows: int | tuple[int, ...],
     expected: Mapping[str, str],
     inputs: Mapping[str, str] = {"input_ids": "input_ids"},
     precision: str = "float32",
     more: Mapping[str, Tensor] = {},
+    text_expected: Mapping[str, str] = {},
 ) -> dict[str, Tensor]:
     """Writes ``config.json`` and ``<bundle>.reference.safetensors`` beside a bundle.
 
     ``expected`` and ``inputs`` map names in the reference to keys of :func:`hf_numbers`, for every
-    run; ``more`` are tensors of other runs. Returns the numbers of the run ``media``.
+    run; ``text_expected`` adds to the run ``text`` what is right only without media rows; ``more``
+    are tensors of other runs. Returns the numbers of the run ``media``.
     """
     bundle.parent.mkdir(parents=True, exist_ok=True)
     tiny.config().to_json_file(bundle.parent / "config.json", use_diff=False)
-    numbers = {run: hf_numbers(model, ids) for run, ids in tiny.prompts(rows).items()}
+    lengths = (rows,) if isinstance(rows, int) else rows
+    prompts = {run: ids for length in lengths for run, ids in tiny.prompts(length).items()}
+    numbers = {run: hf_numbers(model, ids) for run, ids in prompts.items()}
     tensors = dict(more)
     for run, seen in numbers.items():
-        tensors |= {f"{run}/input/{name}": seen[key].contiguous() for name, key in inputs.items()}
-        tensors |= {f"{run}/expected/{name}": seen[key].contiguous() for name, key in expected.items()}
+        wanted = {**expected, **text_expected} if run == "text" else expected
+        tensors |= run_tensors(run, seen, inputs, wanted)
     target = bundle.with_name(f"{bundle.name}.reference.safetensors")
     # One key, for safetensors writes several in no fixed order.
     names = sorted({name.rsplit("/", 1)[1] for name in tensors if "/expected/" in name})
@@ -278,10 +300,18 @@ def write_reference(
     return numbers["media"]
 
 
+def run_tensors(
+    run: str, numbers: Mapping[str, Tensor], inputs: Mapping[str, str], expected: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """One run as a reference holds it: see ``g4patch/reference.py``."""
+    tensors = {f"{run}/input/{name}": numbers[key].contiguous() for name, key in inputs.items()}
+    return tensors | {f"{run}/expected/{name}": numbers[key].contiguous() for name, key in expected.items()}
+
+
 def _metadata(tiny: Tiny, names: list[str], precision: str) -> dict[str, object]:
     """What a reference says of itself: see ``g4patch/reference.py``."""
     rows, layers, reason = _TOLERANCES[precision]
-    bounds = {name: layers if name == "hidden_states_out" else rows for name in names}
+    bounds = {name: layers if name in ("hidden_states_out", "logits") else rows for name in names}
     ids = tiny.ids
     return {
         "schema": 1,
@@ -309,19 +339,27 @@ STAGE_EXPECTED = {
 IDENTITY_EXPECTED = {"per_layer_identity": "per_layer_identity"}
 
 
-def run_layers(language: Gemma4TextModel, hidden_states: Tensor, per_layer: Tensor, positions: Tensor) -> Tensor:
-    """All decoder layers, without a cache. [B,S,H], [B,S,L,D], [B,S] -> [B,S,H].
+def run_layers(
+    language: Gemma4TextModel,
+    hidden_states: Tensor,
+    per_layer: Tensor,
+    positions: Tensor,
+    cache: "StateCache | None" = None,
+    part: slice = slice(None),
+) -> Tensor:
+    """All decoder layers, or a part, with a cache or without. [B,S,H], [B,S,L,D], [B,S] -> [B,S,H].
 
     The prompts are far shorter than the sliding window (512), so one causal mask serves both
     kinds of layer.
     """
     kinds = language.config.layer_types
     rotary = {kind: language.rotary_emb(hidden_states, positions, kind) for kind in sorted(set(kinds))}
-    visible = positions.unsqueeze(-1) >= positions.unsqueeze(-2)
+    keys = positions if cache is None else torch.arange(cache.capacity).unsqueeze(0)
+    visible = positions.unsqueeze(-1) >= keys.unsqueeze(-2)
     # -1e4 and not the dtype's minimum: finite in float16 too, and exp() of it is zero as well.
     mask = ((visible.to(hidden_states.dtype) - 1.0) * 1e4).unsqueeze(1)
     shared_kv: dict = {}
-    for index, layer in enumerate(language.layers):
+    for index, layer in list(enumerate(language.layers))[part]:
         hidden_states = layer(
             hidden_states,
             per_layer[:, :, index, :],
@@ -329,6 +367,7 @@ def run_layers(language: Gemma4TextModel, hidden_states: Tensor, per_layer: Tens
             position_embeddings=rotary[kinds[index]],
             attention_mask=mask,
             position_ids=positions,
+            cache=cache,
         )
     return hidden_states
 
@@ -357,26 +396,86 @@ class PerLayerInputs(nn.Module):
             is_audio = input_ids == self.config.audio_token_id
             is_video = input_ids == self.config.video_token_id
             is_media = torch.logical_or(torch.logical_or(is_image, is_audio), is_video)
-            lookup_ids = torch.where(is_media, torch.full_like(input_ids, PAD), input_ids)
+            lookup_ids = self.masked(input_ids, is_media)
             from_stage = torch.logical_or(is_media, input_ids == PAD)
         embeds = self.language.embed_tokens(input_ids)
         spliced = torch.where(from_stage.unsqueeze(-1), hidden_states, embeds)
         identity = self.language.get_per_layer_inputs(lookup_ids)
         return self.language.project_per_layer_inputs(spliced, identity)
 
+    def masked(self, input_ids: Tensor, is_media: Tensor) -> Tensor:
+        """The ids that a right lookup reads."""
+        return torch.where(is_media, torch.full_like(input_ids, PAD), input_ids)
+
 
 class Stage(nn.Module):
-    """A whole stage: ``hidden_states`` [B,S,H], ``input_ids`` and ``position_ids`` [B,S] ->
-    ``hidden_states`` [B,S,H] after Hugging Face's decoder layers."""
+    """A stage: ``hidden_states`` [B,S,H], ``input_ids`` and ``position_ids`` [B,S] ->
+    ``hidden_states`` [B,S,H] after those of Hugging Face's decoder layers that are its ``part``."""
 
-    def __init__(self, model: Gemma4ForConditionalGeneration, right: bool = False) -> None:
+    def __init__(self, model: Gemma4ForConditionalGeneration, right: bool = False, part: slice = slice(None)) -> None:
         super().__init__()
         self.per_layer_inputs = PerLayerInputs(model, right)
         self.language = model.model.language_model
+        self.part = part
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         per_layer = self.per_layer_inputs(hidden_states, input_ids)
-        return run_layers(self.language, hidden_states, per_layer, position_ids)
+        return run_layers(self.language, hidden_states, per_layer, position_ids, part=self.part)
+
+
+class LastStage(Stage):
+    """A stage that ends in ``logits`` [B,S,V], capped as Hugging Face caps them."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, part: slice) -> None:
+        super().__init__(model, part=part)
+        self.head = model.lm_head
+        self.cap = model.config.text_config.final_logit_softcapping
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        logits = self.head(self.language.norm(super().forward(hidden_states, input_ids, position_ids)))
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+class StateCache(nn.Module):
+    """Keys and values of earlier prompts, in buffers that an exporter can turn into states.
+
+    A buffer a layer for either, [1, KV heads, capacity, head width]; a prompt is written at its
+    first position. Stands in for Hugging Face's cache: the attention calls ``update`` alone.
+    """
+
+    def __init__(self, language: Gemma4TextModel, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.begin: Tensor | None = None
+        for index, layer in enumerate(language.layers):
+            attention = layer.self_attn
+            heads = attention.k_proj.out_features // attention.head_dim
+            for kind in ("keys", "values"):
+                self.register_buffer(f"{kind}_{index}", torch.zeros(1, heads, capacity, attention.head_dim))
+
+    def update(self, keys: Tensor, values: Tensor, index: int, **_: object) -> tuple[Tensor, Tensor]:
+        """All keys and all values of a layer, these among them. [1,KV,S,head] -> [1,KV,capacity,head]."""
+        return self._write(f"keys_{index}", keys), self._write(f"values_{index}", values)
+
+    def _write(self, name: str, new: Tensor) -> Tensor:
+        held = getattr(self, name)
+        held[:, :, self.begin : self.begin + new.shape[2]] = new
+        return held
+
+
+class StatefulStage(nn.Module):
+    """A stage with a cache: as :class:`Stage`, for prompts that follow one another."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, capacity: int, right: bool = False) -> None:
+        super().__init__()
+        self.per_layer_inputs = PerLayerInputs(model, right)
+        self.language = model.model.language_model
+        self.cache = StateCache(self.language, capacity)
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        per_layer = self.per_layer_inputs(hidden_states, input_ids)
+        self.cache.begin = position_ids[0, 0]
+        return run_layers(self.language, hidden_states, per_layer, position_ids, self.cache)
 
 
 class Identity(nn.Module):

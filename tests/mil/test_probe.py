@@ -84,7 +84,11 @@ def test_an_output_that_mixes_ids_in_another_way_is_not_run_on_rows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Some dimensions in the input shape are unknown")
-@pytest.mark.parametrize("shapes", [{}, {"shapes": {"ids": (1, 5)}}], ids=["no default", "the model's default"])
+@pytest.mark.parametrize(
+    "shapes",
+    [{}, {"shapes": {"ids": (1, 5)}}, {"shapes": {"ids": (2, 5)}}, {"shapes": {"ids": (1, -5)}}],
+    ids=["no default", "the model's default", "not admitted", "no shape"],
+)
 def test_open_lengths(shapes: dict[str, Any]) -> None:
     """The reshape takes its length from the shape of the ids, which therefore are fed even past the index."""
 
@@ -97,6 +101,29 @@ def test_open_lengths(shapes: dict[str, Any]) -> None:
     judge = probe(build, {"ids": mb.TensorSpec((1, get_new_symbol()), dtype=types.int32)}, **shapes)
     np.testing.assert_array_equal(judge.lookup("ids", "rows", np.arange(12)), TABLE[1:13])
     np.testing.assert_array_equal(judge.table("index", "rows", np.arange(12)), TABLE[:12])
+
+
+def test_the_default_length_is_what_is_fed() -> None:
+    """Rows that depend on how many ids are fed show it."""
+
+    def build(ids: Any) -> Any:
+        length = mb.cast(x=mb.shape(x=ids), dtype="fp16")
+        rows = mb.gather(x=TABLE, indices=ids, axis=0)
+        return mb.add(x=mb.mul(x=rows, y=np.float16(0)), y=mb.reduce_sum(x=length, axes=[0]), name="rows")
+
+    judge = probe(build, {"ids": mb.TensorSpec((1, get_new_symbol()), dtype=types.int32)}, shapes={"ids": (1, 5)})
+    assert set(judge.lookup("ids", "rows", np.arange(5)).ravel()) == {1 + 5}
+
+
+@pytest.mark.filterwarnings("ignore:Some dimensions in the input shape are unknown")
+def test_shapes_that_are_too_large_are_not_fed() -> None:
+    judge = probe(
+        lambda ids: mb.gather(x=TABLE, indices=ids, axis=0, name="rows"),
+        {"ids": mb.TensorSpec((1, get_new_symbol()), dtype=types.int32)},
+        shapes={"ids": (1, 2**40)},
+    )
+    with pytest.raises(Unavailable, match="too large"):
+        judge.lookup("ids", "rows", np.arange(5))
 
 
 def test_gather_nd_and_gather_along_axis() -> None:

@@ -69,7 +69,8 @@ def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
         replaced=replaced,
         graph_file=asset.program.path,
         graphs=tuple(reading.graph for reading in readings.values()),
-        native=Native(asset, program, readings, tuple(loaded["faults"])),
+        native=(own := Native(asset, program, readings, tuple(loaded["faults"]))),
+        weights=own.blobs,
     )
 
 

@@ -26,7 +26,7 @@ class Program:
     arguments: Mapping[tuple[int, int, int], int]  # (operation, region, block) -> number of its first argument
     numbers: Mapping[int, int]  # id() of an operation -> its number
     callees: Mapping[int, int]  # number of an invoke -> number of the graph it calls
-    entries: Mapping[str, int]  # full names of graphs that nothing calls and that are not private
+    entries: Mapping[str, int]  # full names of graphs that are not private: hosts can run these, called or not
     use_counts: Mapping[int, int]  # number of a value -> how many operands it is
 
 
@@ -57,12 +57,7 @@ def number(dump: Dump) -> Program:
 
     visit(dump, ())
     callees = {at: _callee(op, symbols) for at, op in enumerate(ops) if op["name"] == "coreai.invoke"}
-    called = set(callees.values())
-    entries = {
-        name.replace("::", "."): at
-        for name, at in symbols.items()
-        if at not in called and "priv" not in ops[at]["attributes"]
-    }
+    entries = {name.replace("::", "."): at for name, at in symbols.items() if "priv" not in ops[at]["attributes"]}
     numbers = {id(op): at for at, op in enumerate(ops)}
     use_counts = Counter(value for op in ops for value in op["operands"])
     return Program(tuple(ops), tuple(results), arguments, numbers, callees, entries, use_counts)

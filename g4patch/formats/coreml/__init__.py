@@ -7,7 +7,7 @@ from g4patch.formats import Model
 from g4patch.formats.coreml.check import validate
 from g4patch.formats.coreml.differences import differences
 from g4patch.formats.coreml.edit import write
-from g4patch.formats.coreml.model import NAME, functions, native, open_model
+from g4patch.formats.coreml.model import NAME, default_shapes, functions, native, open_model
 from g4patch.formats.coreml.package import root_file
 from g4patch.runtimes import Probe, Unavailable
 
@@ -27,8 +27,10 @@ def probe(model: Model, graph: str) -> Probe:
     from g4patch.runtimes.mil.probe import MilProbe
     from g4patch.runtimes.mil.program import read_function
 
+    message = native(model).message
     try:
-        function, opset = functions(native(model).message)[graph]
+        function, opset = functions(message)[graph]
     except KeyError as error:
         raise Unavailable(f"there is no function {graph}") from error
-    return MilProbe(read_function(function, graph, opset), root_file(model.path).parent / "weights")
+    weights = root_file(model.path).parent / "weights"
+    return MilProbe(read_function(function, graph, opset), weights, default_shapes(message, graph))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import NOT_STAGED, Model, Staged
-from g4patch.formats.coreml.package import programs, read_model, root_file
+from g4patch.formats.coreml.package import Program, programs, read_model, root_file
 from g4patch.formats.coreml.proto import Message
 from g4patch.formats.coreml.view import Reading, read_function
 from g4patch.formats.coreml.weights import open_weights
@@ -60,7 +60,7 @@ def functions(message: Message) -> dict[str, tuple[Message, str]]:
     for program in programs(message):
         for name in sorted(program.message.functions):
             function = program.message.functions[name]
-            full = f"{program.name}/{name}" if program.name else name
+            full = _full_name(program, name)
             for opset, suffix in _specialisations(full, function):
                 if full + suffix in found:
                     raise BundleError(f"two models of the pipeline are called {program.name}", "name them apart")
@@ -68,6 +68,22 @@ def functions(message: Message) -> dict[str, tuple[Message, str]]:
     if not found:
         raise BundleError("the model holds no function", "export it again with coremltools")
     return found
+
+
+def default_shapes(message: Message, graph: str) -> dict[str, tuple[int, ...]]:
+    """The shape in which each tensor input of a graph is described: of open dimensions, their defaults."""
+    for program in programs(message):
+        described = {function.name: function.input for function in program.description.functions}
+        for name in program.message.functions:
+            full = _full_name(program, name)
+            if graph == full or graph.startswith(f"{full}@"):
+                features = described.get(name, program.description.input)
+                return {item.name: tuple(item.type.multiArrayType.shape) for item in features}
+    return {}
+
+
+def _full_name(program: Program, function: str) -> str:
+    return f"{program.name}/{function}" if program.name else function
 
 
 def _specialisations(name: str, function: Message) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ class Program:
 
     name: str
     message: Message
+    description: Message
 
 
 def root_file(package: Path) -> Path:
@@ -142,7 +143,7 @@ def programs(model: Message, name: str = "") -> Iterator[Program]:
     """The ML Programs of a model, pipelines included. Raises BundleError for kinds that cannot be patched."""
     kind = model.WhichOneof("Type")
     if kind == "mlProgram":
-        yield Program(name, model.mlProgram)
+        yield Program(name, model.mlProgram, model.description)
     elif kind in _PIPELINES:
         pipeline = model.pipeline if kind == "pipeline" else getattr(model, kind).pipeline
         for number, part in enumerate(pipeline.models):

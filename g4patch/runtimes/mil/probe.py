@@ -19,13 +19,15 @@ from g4patch.runtimes.mil.weights import Weights
 
 # What an open dimension is fed where the bundle names no default.
 _OPEN_LENGTH = 8
+# More elements than any input of a stage has.
+_MOST_ELEMENTS = 2**28
 
 
 class MilProbe:
     """`g4patch.runtimes.Probe` for a function of an ML Program.
 
     `shapes` gives the default shape of inputs with open dimensions (from the model's description); where it names
-    none, an open first axis of several is fed as 1 and other open axes as 8.
+    none that the function takes, an open first axis of several is fed as 1 and other open axes as 8.
     """
 
     def __init__(
@@ -77,15 +79,12 @@ class MilProbe:
             raise Unavailable(f"{output} also depends on {', '.join(sorted(others))}")
 
     def _shape(self, name: str, declared: TensorType) -> tuple[int, ...]:
-        if name in self._shapes:
-            return self._shapes[name]
-        if declared.shape is None:
-            raise Unavailable(f"the rank of {name} is not known")
-        single = len(declared.shape) == 1
-        return tuple(
-            dim if dim is not None else (1 if axis == 0 and not single else _OPEN_LENGTH)
-            for axis, dim in enumerate(declared.shape)
-        )
+        shape = self._shapes.get(name)
+        if shape is None or not declared.admits(shape) or not all(dim > 0 for dim in shape):
+            shape = _assumed(name, declared)
+        if not 0 < math.prod(shape) <= _MOST_ELEMENTS:
+            raise Unavailable(f"{name} of shape {shape} is empty or too large to be fed")
+        return shape
 
     def _placeholders(self) -> dict[str, Array]:
         """Zeros for inputs of which only the shape is asked for."""
@@ -104,6 +103,17 @@ class MilProbe:
             if operation.type == "gather_along_axis" and (index,) == operation.inputs.get("indices"):
                 return shape, 0
         return shape, None
+
+
+def _assumed(name: str, declared: TensorType) -> tuple[int, ...]:
+    """A shape that a declared type admits."""
+    if declared.shape is None:
+        raise Unavailable(f"the rank of {name} is not known")
+    single = len(declared.shape) == 1
+    return tuple(
+        dim if dim is not None else (1 if axis == 0 and not single else _OPEN_LENGTH)
+        for axis, dim in enumerate(declared.shape)
+    )
 
 
 def _chunks(ids: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:

@@ -1,0 +1,231 @@
+"""Core ML packages that need not be kept: every form that coremltools gives a stage, broken and mended.
+
+    python -m samples.build.coreml_variants FOLDER [NAME ...]
+
+Each variant is a folder with ``stage.mlpackage``, ``config.json`` and a reference, as the samples
+are, and ``mended/stage.mlpackage``: what coremltools makes of the module that is right.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import coremltools as ct
+import coremltools.optimize.coreml as cto
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Gemma4ForConditionalGeneration
+
+from .coreml import convert, save_functions
+from .model import (
+    IDENTITY_EXPECTED,
+    PAD,
+    STAGE_EXPECTED,
+    STAGE_INPUTS,
+    PerLayerInputs,
+    Stage,
+    StatefulStage,
+    Tiny,
+    hf_numbers,
+    write_reference,
+)
+
+IOS15, IOS16, IOS17, IOS18 = ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18
+LARGE = Tiny(vocab=33_000, layers=2, ple_dim=4, hidden=16)
+SMALL = Tiny()
+
+Weights = Callable[[ct.models.MLModel], ct.models.MLModel]
+
+
+class Lookup(nn.Module):
+    """Another way to write Hugging Face's scaled embedding: ids [B,S] -> rows [B,S,W]."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(embedding.weight.detach().clone())
+        self.scale = embedding.scalar_embed_scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rows(ids) * self.scale
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Indexed(Lookup):
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
+class IndexSelected(Lookup):
+    def rows(self, ids: Tensor) -> Tensor:
+        return torch.index_select(self.weight, 0, ids.reshape(-1)).reshape(*ids.shape, -1)
+
+
+class AlongAxis(Lookup):
+    def rows(self, ids: Tensor) -> Tensor:
+        width = self.weight.shape[1]
+        index = ids.reshape(-1, 1).expand(ids.numel(), width)
+        return torch.gather(self.weight, 0, index).reshape(*ids.shape, width)
+
+
+class RankThree(Lookup):
+    """A table [V,L,D], L being 2."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        table = self.weight.reshape(self.weight.shape[0], 2, -1)
+        return nn.functional.embedding(ids, table.flatten(1)).reshape(*ids.shape, 2, -1).flatten(2)
+
+
+class ByCoordinates(Lookup):
+    """Rows of a table [V,L,D] by coordinates of two axes: coremltools' ``gather_nd``."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding)
+        self.table = nn.Parameter(self.weight.detach().reshape(self.weight.shape[0], 2, -1))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.table[ids.unsqueeze(-1), torch.arange(2)].flatten(2)
+
+
+class Split(Lookup):
+    """A table [V,D] for each layer."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding)
+        self.tables = nn.ParameterList(part.clone() for part in self.weight.detach().chunk(2, dim=1))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return torch.cat([nn.functional.embedding(ids, table) for table in self.tables], dim=-1)
+
+
+def masked(_: PerLayerInputs, ids: Tensor, is_media: Tensor) -> Tensor:
+    """The right lookup's ids with a scalar pad, as our edit writes it."""
+    return ids.masked_fill(is_media, PAD)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a stage is made. ``stage`` None is its PLE part alone, without decoder layers."""
+
+    target: ct.target = IOS18
+    precision: ct.precision = ct.precision.FLOAT16
+    tiny: Tiny = LARGE
+    stage: Callable[[Gemma4ForConditionalGeneration, bool], nn.Module] | None = None
+    lookup: type[Lookup] | None = None
+    weights: tuple[str, Weights] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def stateful(model: Gemma4ForConditionalGeneration, right: bool) -> nn.Module:
+    return StatefulStage(model, 16, right)
+
+
+def _palettes(model: ct.models.MLModel) -> ct.models.MLModel:
+    config = cto.OpPalettizerConfig(mode="uniform", nbits=4, weight_threshold=2048)
+    return cto.palettize_weights(model, cto.OptimizationConfig(global_config=config))
+
+
+def _linear(**how: object) -> Weights:
+    def quantise(model: ct.models.MLModel) -> ct.models.MLModel:
+        config = cto.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=2048, **how)
+        return cto.linear_quantize_weights(model, cto.OptimizationConfig(global_config=config))
+
+    return quantise
+
+
+FLOAT32 = ct.precision.FLOAT32
+PALETTES = ("4-bit", _palettes)
+INT8 = ("8-bit", _linear(dtype="int8", granularity="per_channel"))
+INT4 = ("int4", _linear(dtype="int4", granularity="per_block", block_size=4))
+RANGE, ENUMERATED, EXPORT = {"dynamic": True}, {"lengths": (8, 14)}, {"export": True}
+
+VARIANTS = {
+    "ios15 fp32": Variant(IOS15, FLOAT32),
+    "ios15 fp16": Variant(IOS15),
+    "ios16 fp16": Variant(IOS16),
+    "ios17 fp32": Variant(IOS17, FLOAT32),
+    "ios17 fp16": Variant(IOS17),
+    "ios18 fp32": Variant(IOS18, FLOAT32),
+    "ios18 fp16": Variant(IOS18),
+    "export fp32": Variant(IOS17, FLOAT32, options=EXPORT),
+    "export fp16 stage": Variant(IOS18, stage=Stage, options=EXPORT),
+    "range": Variant(IOS17, options=RANGE),
+    "range fp32 stage": Variant(IOS18, FLOAT32, stage=Stage, options=RANGE),
+    "enumerated": Variant(IOS18, options=ENUMERATED),
+    "state": Variant(IOS18, stage=stateful),
+    "enumerated, state": Variant(IOS18, stage=stateful, options=ENUMERATED),
+    "palettes ios17": Variant(IOS17, weights=PALETTES),
+    "palettes ios18": Variant(IOS18, weights=PALETTES),
+    "int8 ios17": Variant(IOS17, weights=INT8),
+    "int8 ios18": Variant(IOS18, weights=INT8),
+    "int4 blocks": Variant(IOS18, weights=INT4),
+    "small vocabulary ios17": Variant(IOS17, tiny=SMALL),
+    "small vocabulary ios18 range": Variant(IOS18, tiny=SMALL, options=RANGE),
+    "indexed": Variant(IOS17, lookup=Indexed),
+    "index_select": Variant(IOS18, lookup=IndexSelected),
+    "rank 3": Variant(IOS18, lookup=RankThree),
+    "gather_nd": Variant(IOS17, lookup=ByCoordinates),
+    "gather_along_axis": Variant(IOS18, lookup=AlongAxis),
+    "split tables": Variant(IOS18, lookup=Split),
+}
+
+
+def build(folder: Path, variant: Variant) -> None:
+    """Writes a variant: broken with its reference, and mended."""
+    model = variant.tiny.build()
+    bundle = folder / "stage.mlpackage"
+    kind, quantise = variant.weights or ("float32" if variant.precision is FLOAT32 else "float16", lambda same: same)
+    expected, inputs = dict(STAGE_EXPECTED), dict(STAGE_INPUTS)
+    if variant.stage is None:
+        del expected["hidden_states_out"], inputs["position_ids"]
+    if variant.lookup is Split:  # no single lookup reads the rows of all layers
+        expected = {"per_layer_inputs_out": "per_layer_inputs"}
+    rows = 14 if variant.options.get("dynamic") else variant.options.get("lengths", 8)
+    numbers = write_reference(
+        bundle, variant.tiny, model, rows, IDENTITY_EXPECTED if variant.weights else expected, inputs, kind
+    )
+    language = model.model.language_model
+    if variant.lookup is not None:
+        language.embed_tokens_per_layer = variant.lookup(language.embed_tokens_per_layer)
+    for path, right in ((bundle, False), (folder / "mended" / "stage.mlpackage", True)):
+        stage = (variant.stage or PerLayerInputs)(model, right)
+        converted = convert(stage, numbers, variant.target, variant.precision, **variant.options)
+        quantise(converted).save(str(path))
+
+
+def build_functions(folder: Path) -> None:
+    """Several functions, and what Hugging Face computes for a ninth row after a prompt of 8.
+
+    ``continued.safetensors``: ``hidden_states`` [1,9,H], ``input_ids`` and ``position_ids`` [1,9],
+    and ``hidden_states_out`` [1,9,H] of one prompt of 9 rows.
+    """
+    model = SMALL.build()
+    bundle = folder / "stage.mlpackage"
+    media = write_reference(bundle, SMALL, model, (8, 1), STAGE_EXPECTED, STAGE_INPUTS, "float16")
+    prompts = {"prefill": media, "decode": hf_numbers(model, SMALL.prompts(1)["one image"])}
+    for path, right in ((bundle, False), (folder / "mended" / "stage.mlpackage", True)):
+        path.parent.mkdir(exist_ok=True)
+        save_functions(path, model, prompts, right)
+    nine = hf_numbers(model, torch.cat([media["input_ids"], torch.tensor([[7]])], dim=1))
+    names = {**STAGE_INPUTS, "hidden_states_out": "hidden_states"}
+    save_file({name: nine[key].contiguous() for name, key in names.items()}, folder / "continued.safetensors")
+
+
+def main(out: Path, names: list[str]) -> None:
+    with patch.object(PerLayerInputs, "masked", masked):
+        for name in names or [*VARIANTS, "functions"]:
+            folder = out / name
+            folder.mkdir(parents=True)
+            if name == "functions":
+                build_functions(folder)
+            else:
+                build(folder, VARIANTS[name])
+            print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

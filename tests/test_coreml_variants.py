@@ -1,0 +1,224 @@
+"""Every form that coremltools gives a stage, mended end to end and compared with a conversion of the mended module.
+
+The packages are made by `samples/build/coreml_variants.py` with torch and Hugging Face, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.frontend.milproto import load as milproto
+from coremltools.proto import Model_pb2
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from g4patch import check, engine, fix, reference
+from g4patch.report import Outcome, Status
+from g4patch.runtimes.mil import Interpreter, Weights, read_function
+from g4patch.verdicts import Verdict
+from tests.conftest import SAMPLES, needs_build_python, tree
+
+pytestmark = [pytest.mark.slow, needs_build_python]
+
+Array = NDArray[Any]
+DATA = Path("Data/com.apple.CoreML")
+
+# What a person sees in each variant: the op that looks up, how its table is stored.
+MENDED = {
+    "ios15 fp32": ("gather", "const"),
+    "ios15 fp16": ("gather", "const"),
+    "ios16 fp16": ("gather", "const"),
+    "ios17 fp32": ("gather", "const"),
+    "ios17 fp16": ("gather", "const"),
+    "ios18 fp32": ("gather", "const"),
+    "ios18 fp16": ("gather", "const"),
+    "export fp32": ("gather", "const"),
+    "export fp16 stage": ("gather", "const"),
+    "range": ("gather", "const"),
+    "range fp32 stage": ("gather", "const"),
+    "enumerated": ("gather", "const"),
+    "state": ("gather", "const"),
+    "enumerated, state": ("gather", "const"),
+    "functions": ("gather", "const"),
+    "palettes ios17": ("gather", "constexpr_lut_to_dense"),
+    "palettes ios18": ("gather", "constexpr_lut_to_dense"),
+    "int8 ios17": ("gather", "constexpr_affine_dequantize"),
+    "int8 ios18": ("gather", "constexpr_blockwise_shift_scale"),
+    "int4 blocks": ("gather", "constexpr_blockwise_shift_scale"),
+    "small vocabulary ios17": ("gather", "const"),
+    "small vocabulary ios18 range": ("gather", "const"),
+    "indexed": ("gather", "const"),
+    "index_select": ("gather", "const"),
+    "rank 3": ("gather", "const"),
+    "split tables": ("gather", "const"),
+}
+# Not mended, and why. The splice could be, but then the reference does not agree, and nothing is published.
+AMBIGUOUS = {"gather_nd": "stack at", "gather_along_axis": "tile at"}
+
+
+@pytest.fixture(scope="module")
+def variants(build_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All variants in folders of their names."""
+    out = tmp_path_factory.mktemp("variants")
+    command = [build_python, "-m", "samples.build.coreml_variants", str(out)]
+    subprocess.run(command, cwd=SAMPLES.parent, check=True, stderr=subprocess.DEVNULL)
+    return out
+
+
+def message(package: Path) -> Any:
+    model = Model_pb2.Model()
+    model.ParseFromString((package / DATA / "model.mlmodel").read_bytes())
+    return model
+
+
+class Ops:
+    """The ops of one function by the values they define. `flat`: shapes count by their number of elements alone."""
+
+    def __init__(self, function: Any, flat: bool = False) -> None:
+        self.flat = flat
+        self.all = list(function.block_specializations[function.opset].operations)
+        self.by_output = {item.name: op for op in self.all for item in op.outputs}
+
+    def operand(self, op: Any, parameter: str) -> Any:
+        """The op that computes an operand; None for an input of the function."""
+        return self.by_output.get(op.inputs[parameter].arguments[0].name)
+
+    def masks(self) -> Iterator[Any]:
+        """Selects by conditions that are joined of several: the choice of the pad, and no splice."""
+        for op in self.all:
+            condition = self.operand(op, "cond") if op.type == "select" else None
+            if condition is not None and condition.type == "logical_or":
+                yield op
+
+    def type(self, tensor: Any) -> Any:
+        if self.flat:
+            return tensor.dataType, math.prod(dim.constant.size for dim in tensor.dimensions)
+        return tensor.SerializeToString(deterministic=True)
+
+    def fields(self, op: Any) -> Any:
+        """All that is written of an op of a mask but the names of values: they are replaced by what they stand for."""
+        if op.type not in ("select", "logical_or", "equal", "const"):
+            return "the token ids"
+        attributes = {
+            key: value.SerializeToString(deterministic=True) for key, value in op.attributes.items() if key != "name"
+        }
+        outputs = [self.type(item.type.tensorType) for item in op.outputs]
+        operands = {}
+        for parameter, argument in op.inputs.items():
+            (name,) = [binding.name for binding in argument.arguments]
+            producer = self.by_output.get(name)
+            ids = producer is None or (op.type, parameter) in (("select", "b"), ("equal", "x"))
+            operands[parameter] = "the token ids" if ids else self.fields(producer)
+        return op.type, "name" in op.attributes, attributes, outputs, operands
+
+
+def interpreters(package: Path) -> dict[str, Interpreter]:
+    functions = message(package).mlProgram.functions
+    weights = Weights(package / DATA / "weights")
+    return {name: Interpreter(read_function(functions[name], name), weights) for name in functions}
+
+
+def outcome(interpreter: Interpreter, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Outputs and states of a function after one prompt on empty states."""
+    states: dict[str, Array] = {}
+    known = {name: array for name, array in inputs.items() if name in interpreter.function.inputs}
+    return {**interpreter.run(known, interpreter.function.outputs, state=states), **states}
+
+
+@cache
+def prompts(bundle: Path) -> list[dict[str, Array]]:
+    found = reference.beside(bundle)
+    assert found is not None
+    return [dict(run.inputs) for run in reference.load(found).runs]
+
+
+@pytest.fixture(params=MENDED)
+def mended(request: pytest.FixtureRequest, variants: Path) -> Path:
+    """A variant that was raw and is fixed in place, with no check skipped."""
+    bundle: Path = variants / request.param / "stage.mlpackage"
+    if not bundle.with_name("stage.mlpackage.g4patch").exists():
+        assert check(bundle).subject.verdict is Verdict.RAW
+        report = fix(bundle)
+        assert (report.outcome, report.exit_code) == (Outcome.FIXED, 0), report.checks
+        assert [(result.name, result.status) for result in report.checks] == [
+            (name, Status.PASSED) for name in ("structure", "row map", "differential", "reference")
+        ]
+    return bundle
+
+
+def test_the_variant_is_what_it_is_called(mended: Path) -> None:
+    lookup, stored = MENDED[mended.parent.name]
+    for analysis in engine.open_model(mended).analyses:
+        function = message(mended).mlProgram.functions[analysis.graph.name]
+        ops = Ops(function)
+        for found in analysis.lookups:
+            gather = ops.by_output[found.gather.output]
+            assert gather.type == lookup
+            assert ops.operand(gather, "x").type == stored
+
+
+def test_coremltools_loads_it(mended: Path) -> None:
+    model = message(mended)
+    program = milproto.load(model, model.specificationVersion, str(mended / DATA / "weights"))
+    assert program.functions.keys() == model.mlProgram.functions.keys()
+
+
+def test_the_mask_is_what_coremltools_writes(mended: Path) -> None:
+    """Field by field: types, parameters, attributes, values and output types of the ops and of their constants."""
+    converted = message(mended.parent / "mended" / "stage.mlpackage").mlProgram.functions
+    flat = mended.parent.name == "index_select"  # our mask comes after the reshape of the ids to [S] there
+    for name, function in message(mended).mlProgram.functions.items():
+        ours, theirs = Ops(function, flat), Ops(converted[name], flat)
+        (expected,) = [theirs.fields(op) for op in theirs.masks()]
+        assert [ours.fields(op) for op in ours.masks()] == [expected]
+
+
+def test_it_computes_what_the_conversion_of_the_mended_module_does(mended: Path) -> None:
+    """Bit for bit, outputs and states."""
+    converted = interpreters(mended.parent / "mended" / "stage.mlpackage")
+    compared = 0
+    for name, interpreter in interpreters(mended).items():
+        ids = interpreter.function.inputs["input_ids"]
+        for inputs in (inputs for inputs in prompts(mended) if ids.admits(inputs["input_ids"].shape)):
+            ours, theirs = outcome(interpreter, inputs), outcome(converted[name], inputs)
+            assert len(ours) == len(theirs) > 0
+            for key, value in ours.items():
+                assert value.tobytes() == theirs[key].tobytes(), key
+            compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_what_is_not_understood_is_left_alone(name: str, variants: Path) -> None:
+    bundle = variants / name / "stage.mlpackage"
+    before = tree(bundle.parent)
+    report = fix(bundle)
+    assert report.subject.verdict is Verdict.AMBIGUOUS
+    (said,) = [finding.message for finding in report.findings if finding.rule == "ple-raw-ids"]
+    assert AMBIGUOUS[name] in said
+    assert report.exit_code == 3
+    assert tree(bundle.parent) == before
+
+
+def test_a_prompt_goes_on_in_the_states(variants: Path) -> None:
+    """Eight rows through `prefill`, the ninth through `decode` on its states: Hugging Face's ninth row of nine."""
+    folder = variants / "functions"
+    numbers = load_file(folder / "continued.safetensors")
+    functions = interpreters(folder / "mended" / "stage.mlpackage")
+    states: dict[str, Array] = {}
+    found = []
+    for name, rows in (("prefill", slice(0, 8)), ("decode", slice(8, 9))):
+        inputs = {key: array[:, rows] for key, array in numbers.items() if key != "hidden_states_out"}
+        found.append(functions[name].run(inputs, ["hidden_states_out"], state=states)["hidden_states_out"])
+    error = np.abs(np.concatenate(found, axis=1) - numbers["hidden_states_out"]).max(axis=(0, 2))
+    assert error.max() < 0.2  # float16, see samples/build/model.py
+    fresh = {key: array[:, 8:9] for key, array in numbers.items() if key != "hidden_states_out"}
+    alone = functions["decode"].run(fresh, ["hidden_states_out"])["hidden_states_out"]
+    assert np.abs(alone - numbers["hidden_states_out"][:, 8:]).max() > 1  # on empty states it is another number
