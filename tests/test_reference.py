@@ -23,9 +23,10 @@ from g4patch.errors import BundleError
 from g4patch.metrics import distance
 from g4patch.reference import beside, load
 from g4patch.report import Check, Outcome, Report, Status
-from tests.conftest import Copy, tree
+from tests.conftest import SAMPLES, Copy, tree
 
 ONNX = ["mobius-embedding", "mobius-text", "onnx-stage", "onnx-fp16", "onnx-identity-262144"]
+CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
 
 Tensors = dict[str, NDArray[Any]]
 Metadata = dict[str, Any]
@@ -45,7 +46,7 @@ def rewrite(path: Path, change: Callable[[Tensors, Metadata], object]) -> None:
     save_file(tensors, path, {"g4patch": json.dumps(metadata)})
 
 
-@pytest.mark.parametrize("name", ONNX)
+@pytest.mark.parametrize("name", ONNX + CORE_ML)
 def test_samples_fail_before_and_pass_after(name: str, copy: Copy) -> None:
     bundle = copy(name)
     before = verify_bundle(bundle)
@@ -55,6 +56,7 @@ def test_samples_fail_before_and_pass_after(name: str, copy: Copy) -> None:
     assert report.outcome is Outcome.FIXED
     assert result(report).status is Status.PASSED
     assert "unpatched fails" in result(report).summary
+    assert {check.status for check in report.checks} == {Status.PASSED}
     after = verify_bundle(bundle)
     assert (after.outcome, after.exit_code) == (Outcome.CLEAN, 0)
     assert "unpatched fails" in result(after).summary  # the original is kept in the backup

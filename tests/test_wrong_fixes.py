@@ -86,9 +86,12 @@ MUTATIONS: dict[Mutation, set[str]] = {
     # The lookup itself is right then: only the comparison of the files sees it.
     token_embedding_as_well: {"structure"},
 }
-SAMPLES = ["mobius-text", "onnx-stage", "onnx-fp16", "coreml-fp16", "coreml-fp32", "coreml-ios16", "coreai-stage"]
+SAMPLES = [
+    *("mobius-text", "onnx-stage", "onnx-fp16", "coreai-stage"),
+    *("coreml-fp16", "coreml-fp32", "coreml-ios16", "coreml-state", "coreml-int4-262144"),
+]
 # The lookup's index is behind a cast of its own there, so the ids cannot be swapped for the token embedding's.
-PLE_ONLY = ["coreml-cast16", "onnx-identity-262144"]
+PLE_ONLY = ["coreml-cast16", "coreml-multifunction", "onnx-identity-262144"]
 
 
 def checks(before: Subject, after: Subject, plan: Plan) -> dict[str, Check]:

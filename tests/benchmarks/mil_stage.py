@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.mil_stage
 
-Needs torch and transformers as pinned in samples/build/requirements.txt, and g4patch itself. Wanted: at most 5 times
-torch's time.
+Needs torch and transformers as pinned in samples/build/requirements.txt, with g4patch installed beside them. Wanted:
+at most 5 times torch's time.
 """
 
 from __future__ import annotations
@@ -107,10 +107,9 @@ def main() -> None:
             inputs = dict(zip(function.inputs, (item.numpy() for item in example), strict=True))
             in_torch, here = race(lambda: module(*example), lambda: interpreter.run(inputs, function.outputs))  # noqa: B023
             (found,) = interpreter.run(inputs, function.outputs).values()
-            error = first_row_error(found, wanted)
-            print(
-                f"{kind:<6} torch {in_torch:.3f} s, here {here:.3f} s: {here / in_torch:.2f} times; error {error:.0e}"
-            )
+            print(f"{kind:<6} torch {in_torch:.3f} s, here {here:.3f} s: {here / in_torch:.2f} times")
+            if kind == "fp16":  # 4 bits are too coarse to compare with float32
+                print(f"relative error of the first row: {first_row_error(found, wanted):.0e}")
 
 
 if __name__ == "__main__":
