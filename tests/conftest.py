@@ -10,12 +10,16 @@ import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 
 Copy = Callable[[str], Path]
+Arrays = dict[str, NDArray[Any]]
 
 
 def sample(name: str) -> Path:
@@ -27,6 +31,17 @@ def sample(name: str) -> Path:
 def models(folder: Path) -> list[Path]:
     """The models of a sample."""
     return sorted(path for path in folder.iterdir() if path.suffix in (".onnx", ".mlpackage", ".aimodel"))
+
+
+def numbers(bundle: Path, run: str = "media") -> tuple[Arrays, Arrays]:
+    """What is fed and what Hugging Face's model gave, for one prompt, read without g4patch's own reader."""
+    tensors = load_file(f"{bundle}.reference.safetensors")
+
+    def part(kind: str) -> Arrays:
+        prefix = f"{run}/{kind}/"
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    return part("input"), part("expected")
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from g4patch import Options, fix, formats
 from g4patch.cli import main
@@ -37,7 +37,7 @@ from g4patch.runtimes import coreai as runtime
 from g4patch.tokens import TokenFlags, resolve
 from g4patch.verdicts import Verdict
 from tests.apple_runtime import whole
-from tests.conftest import SAMPLES, Copy, tree
+from tests.conftest import Copy, numbers, sample, tree
 from tests.coreai_programs import HIDDEN, INNER, KINDS, LAYERS, ROWS, TABLE, WIDTH
 
 # Wheels of coreai-core exist for these only. There it must be installed: nothing is skipped.
@@ -232,20 +232,9 @@ def test_differences_see_weights_and_metadata(stage: Path, tmp_path: Path) -> No
 # Apple's runtime
 
 
-def numbers(run: str) -> tuple[Arrays, Arrays]:
-    """What Hugging Face's float32 model was fed, and what it gave, for one prompt."""
-    tensors = load_file(SAMPLES / "coreai-stage" / "stage.aimodel.reference.safetensors")
-
-    def part(kind: str) -> Arrays:
-        prefix = f"{run}/{kind}/"
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-    return part("input"), part("expected")
-
-
 def test_rows_are_those_of_hugging_face(stage: Path, tmp_path: Path) -> None:
     """The rows times sqrt(D), media masked. float32, one multiplication: 1e-6."""
-    fed, expected = numbers("media")
+    fed, expected = numbers(sample("coreai-stage"), "media")
     ids = fed["input_ids"].reshape(-1)
     identity = expected["per_layer_identity"].reshape(len(ids), -1)
     before = coreai.open_model(stage)
@@ -271,14 +260,14 @@ def test_the_mended_program_is_hugging_face(stage: Path, tmp_path: Path) -> None
     broken = shutil.copytree(stage, tmp_path / "broken.aimodel")
     assert fix(stage).outcome is Outcome.FIXED
     for run, wrong in (("text", False), ("media", True), ("left padding", True)):
-        feeds, expected = numbers(run)
+        feeds, expected = numbers(sample("coreai-stage"), run)
         right = expected["hidden_states_out"]
         assert np.abs(whole(stage, feeds) - right).max() < 1e-5 * np.abs(right).max()
         assert (np.abs(whole(broken, feeds) - right).max() > 1e-2 * np.abs(right).max()) == wrong
 
 
 def test_a_part_is_what_the_whole_computes(stage: Path) -> None:
-    feeds, _ = numbers("media")
+    feeds, _ = numbers(sample("coreai-stage"), "media")
     model = coreai.open_model(stage)
     found = coreai.probe(model, "main").run(feeds, ["hidden_states_out"])
     assert np.array_equal(found["hidden_states_out"], whole(stage, feeds))
@@ -298,7 +287,7 @@ def test_a_part_with_only_the_rows_it_reads(tmp_path: Path) -> None:
 
 
 def test_a_part_that_cannot_be_run_says_why(stage: Path) -> None:
-    feeds, _ = numbers("media")
+    feeds, _ = numbers(sample("coreai-stage"), "media")
     probe = coreai.probe(coreai.open_model(stage), "main")
     with pytest.raises(Unavailable, match="position_ids"):
         probe.run({name: feeds[name] for name in ("input_ids", "hidden_states")}, ["hidden_states_out"])

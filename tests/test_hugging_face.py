@@ -1,7 +1,4 @@
-"""Mended ONNX samples, run whole in onnxruntime, against the numbers of Hugging Face's own float32 model.
-
-The reference files are read here without g4patch's own reader and check.
-"""
+"""Mended ONNX samples, run whole in onnxruntime, against the numbers of Hugging Face's own float32 model."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from g4patch import engine, fix, formats
 from g4patch.report import Outcome
-from tests.conftest import Copy
+from tests.conftest import Copy, numbers
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -34,17 +30,6 @@ def identity_part(bundle: Path, ids: NDArray[np.int64]) -> NDArray[Any]:
     rows = probe.lookup(lookup.ids_input, lookup.output, ids).astype(np.float32)
     assert lookup.scale is not None
     return (rows * np.float32(lookup.scale)).reshape(len(ids), lookup.layers, lookup.layer_width)
-
-
-def numbers(bundle: Path, run: str = "media") -> tuple[Arrays, Arrays]:
-    """What is fed and what Hugging Face gave, for one prompt."""
-    tensors = load_file(f"{bundle}.reference.safetensors")
-
-    def part(kind: str) -> Arrays:
-        prefix = f"{run}/{kind}/"
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-    return part("input"), part("expected")
 
 
 ONNX = ["mobius-embedding", "mobius-text", "onnx-stage", "onnx-fp16", "onnx-identity-262144"]

@@ -20,7 +20,7 @@ from g4patch.formats import coreai
 from g4patch.report import Check, Finding, Outcome, Report, Severity, Status, Subject
 from g4patch.verdicts import Verdict
 from tests.apple_runtime import whole
-from tests.conftest import SAMPLES, Copy, tree
+from tests.conftest import SAMPLES, Copy, numbers, tree
 from tests.test_coreai_format import MEDIA, needs_coreai
 
 pytestmark = needs_coreai
@@ -40,17 +40,6 @@ def mended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     """The sample, mended once for all tests that only look at it."""
     folder = shutil.copytree(SAMPLES / "coreai-two-stage", tmp_path_factory.mktemp("mended") / "coreai-two-stage")
     return folder, fix(folder)
-
-
-def numbers(stage: Path, run: str) -> tuple[Arrays, Arrays]:
-    """What is fed to a stage and what Hugging Face gave, for one prompt."""
-    tensors = load_file(f"{stage}.reference.safetensors")
-
-    def part(kind: str) -> Arrays:
-        prefix = f"{run}/{kind}/"
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-    return part("input"), part("expected")
 
 
 def references(report: Report) -> list[Check]:
