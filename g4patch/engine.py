@@ -19,7 +19,7 @@ from g4patch.reference import Reference
 from g4patch.report import Check, Finding, ModelReport, Outcome, Publication, Report, Subject
 from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
-from g4patch.verdicts import Verdict
+from g4patch.verdicts import INCONCLUSIVE, Verdict
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -98,7 +98,12 @@ def _judge(command: str, bundle: Bundle, options: Options) -> Report:
 
 
 def _findings(subject: Subject, options: Options) -> tuple[Finding, ...]:
-    return tuple(finding for rule in _rules(options) for finding in rule.run(subject))
+    """What the rules say. Where the lookup is not understood, nothing else is edited either."""
+    findings = tuple(finding for rule in _rules(options) for finding in rule.run(subject))
+    if subject.verdict not in INCONCLUSIVE:
+        return findings
+    reason = f"the verdict is {subject.verdict}: a bundle that is not understood is not edited"
+    return tuple(replace(found, edits=(), withheld=reason) if found.edits else found for found in findings)
 
 
 def _is_stuck(report: Report) -> bool:

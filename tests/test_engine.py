@@ -21,9 +21,7 @@ from g4patch.view import Graph, Node, Op, Table, Value
 from tests.cases import load
 from tests.conftest import Copy, sample
 
-
-def case(name: str, folder: Path) -> Path:
-    return load(Path(__file__).parent.parent / "rules" / "ple-raw-ids" / "cases" / f"{name}.onnxtxt").write(folder)
+CASES = Path(__file__).parent.parent / "rules"
 
 
 @pytest.mark.parametrize("pad", [320, 10**9])
@@ -60,7 +58,7 @@ def test_an_id_that_only_the_defaults_name_is_a_note(copy: Copy) -> None:
 
 
 def test_a_note_alone_edits_nothing(tmp_path: Path) -> None:
-    text = load(Path(__file__).parent.parent / "rules/ple-raw-ids/cases/partial-video.onnxtxt")
+    text = load(CASES / "ple-raw-ids/cases/partial-video.onnxtxt")
     path = text.write(tmp_path)
     (tmp_path / "config.json").write_text('{"image_token_id": 10, "audio_token_id": 11, "pad_token_id": 0}')
     # Video's default id, 258884, is no row of this table; as a row of a larger one it would be a note.
@@ -69,7 +67,7 @@ def test_a_note_alone_edits_nothing(tmp_path: Path) -> None:
 
 
 def test_all_lookups_are_mended_or_none(tmp_path: Path) -> None:
-    content = (Path(__file__).parent.parent / "rules/ple-raw-ids/cases/raw-two-lookups.onnxtxt").read_text()
+    content = (CASES / "ple-raw-ids/cases/raw-two-lookups.onnxtxt").read_text()
     mixed = content.replace(
         "rows_b = Gather(table_b, input_ids)", "odd = Mod(input_ids, one) rows_b = Gather(table_b, odd)"
     )
@@ -80,6 +78,16 @@ def test_all_lookups_are_mended_or_none(tmp_path: Path) -> None:
     assert not report.plan.edits
     assert {bool(finding.withheld) for finding in report.findings} == {True}
     assert len(report.findings) == 2
+
+
+def test_nothing_is_edited_where_the_lookup_is_not_understood(tmp_path: Path) -> None:
+    content = (CASES / "splice-misses-rows/cases/image-only.onnxtxt").read_text()
+    odd = content.replace("rows = Gather(table, ids)", "odd = Mod(ids, sixteen) rows = Gather(table, odd)")
+    (tmp_path / "odd.onnxtxt").write_text(odd.replace("int64 pad = {0}", "int64 pad = {0}, int64 sixteen = {16}"))
+    report = fix(load(tmp_path / "odd.onnxtxt").write(tmp_path))
+    assert (report.outcome, report.exit_code) == (Outcome.INCONCLUSIVE, 1)
+    (splice,) = [finding for finding in report.findings if finding.rule == "splice-misses-rows"]
+    assert "not understood" in splice.withheld
 
 
 def test_a_required_check_that_cannot_run_publishes_nothing(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
