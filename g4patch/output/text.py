@@ -66,7 +66,7 @@ def _header(report: Report, model: ModelReport) -> RenderableType:
 def _findings(report: Report, model: ModelReport, console: Console) -> None:
     if model.findings:
         console.print()
-        console.print(rows([_finding(report, model, finding) for finding in model.findings], width=20))
+        console.print(rows([_finding(report, model, finding) for finding in model.findings], width=22))
 
 
 def _proof(report: Report, model: ModelReport, console: Console) -> None:
