@@ -47,6 +47,7 @@ EXPECTED = {
     "coreai-int8": Expected(Verdict.RAW),
     "coreai-palette4": Expected(Verdict.RAW, 320, (2, 3)),
     "coreai-multifunction": Expected(Verdict.RAW),
+    "coreai-state": Expected(Verdict.RAW),
 }
 SEVERAL_MODELS = {"coreai-two-stage"}  # see test_stages.py
 FAULTY = [name for name, expected in EXPECTED.items() if expected.verdict in (Verdict.RAW, Verdict.PARTIAL)]

@@ -30,6 +30,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "coreai-int8": coreai.int8,
     "coreai-palette4": coreai.palette4,
     "coreai-multifunction": coreai.multifunction,
+    "coreai-state": coreai.state,
     "coreai-two-stage": coreai.two_stage,
 }
 

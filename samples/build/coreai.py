@@ -15,6 +15,8 @@ from .model import (
     STAGE_INPUTS,
     LastStage,
     Stage,
+    StateCache,
+    StatefulStage,
     Tiny,
     hf_numbers,
     run_tensors,
@@ -41,7 +43,10 @@ def _add(
     }
     shapes = None if static else {name: {1: _ROWS} for name in inputs}
     program = torch.export.export(module, (), inputs, dynamic_shapes=shapes).run_decompositions(get_decomp_table())
-    converter.add_exported_program(program, input_names=list(inputs), output_names=[output], entrypoint_name=name)
+    states = [buffer.replace(".", "_") for buffer in program.graph_signature.buffers_to_mutate.values()]
+    converter.add_exported_program(
+        program, input_names=list(inputs), output_names=[output], state_names=states, entrypoint_name=name
+    )
 
 
 def _release() -> TorchConverter:
@@ -94,6 +99,31 @@ def multifunction(folder: Path) -> None:
     converter = _release()
     for rows, numbers in ((8, small["media"]), (14, large)):
         _add(converter, Stage(model), numbers["inputs_embeds"], numbers, name=f"extend_64_{rows}", static=True)
+    converter.to_coreai().save_asset(folder / "stage.aimodel")
+
+
+class _FirstPrompt(StateCache):
+    """A cache that a prompt is written to the front of: Core AI takes no slice that begins at a tensor's value."""
+
+    def _write(self, name: str, new: Tensor) -> Tensor:
+        held: Tensor = getattr(self, name)
+        held.copy_(torch.cat([new, held[:, :, new.shape[2] :]], dim=2))
+        return held
+
+
+def state(folder: Path) -> None:
+    """float32, static [1,8], keys and values of 16 rows in states.
+
+    The reference holds what does not depend on the states: the part up to the layers.
+    """
+    tiny = Tiny()
+    model = tiny.build()
+    expected = {name: STAGE_EXPECTED[name] for name in ("per_layer_identity", "per_layer_inputs")}
+    numbers = write_reference(folder / "stage.aimodel", tiny, model, 8, expected, STAGE_INPUTS)
+    module = StatefulStage(model, 16)
+    module.cache = _FirstPrompt(module.language, 16)
+    converter = _release()
+    _add(converter, module, numbers["inputs_embeds"], numbers, static=True)
     converter.to_coreai().save_asset(folder / "stage.aimodel")
 
 

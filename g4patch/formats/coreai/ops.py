@@ -197,9 +197,11 @@ _READERS: dict[str, _Reader] = {
 
 def slice_rows(native: Native) -> NDArray[np.int64] | None:
     """Which elements of a vector a slice by constants takes; None for other slices."""
+    if native.name != "coreai.slice":
+        return None
     shape = native.values[native.operands[0]].shape
     bounds = [native.integers(number) for number in (1, 2, 3)]
-    if native.name != "coreai.slice" or shape is None or len(shape) != 1 or shape[0] is None:
+    if shape is None or len(shape) != 1 or shape[0] is None:
         return None
     if shape[0] > 64 or any(bound is None or len(bound) != 1 for bound in bounds):
         return None
