@@ -541,7 +541,7 @@ def test_altered_fields(variant: str, draw: random.Random, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@settings(relaxed, max_examples=20_000)
+@settings(relaxed, max_examples=8_000)
 @given(variant=st.sampled_from(sorted(VARIANTS)), draw=st.randoms(use_true_random=False))
 def test_altered_fields_by_the_thousand(variant: str, draw: random.Random, tmp_path: Path) -> None:
     fuzz_fields(variant, draw, tmp_path)

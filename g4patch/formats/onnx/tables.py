@@ -75,8 +75,11 @@ def _stored(laid: Laid, name: str, tensor: str, attributes: Mapping[str, Any]) -
 def _root(laid: Laid, name: str) -> _Root:
     between: list[Node] = []
     while (node := laid.producers.get(name)) is not None and _understood(laid, node):
+        source = node.operands.get("0" if node.op is Op.OPAQUE else "x")
+        if source is None:
+            break
         between.append(node)
-        name = node.operands["0" if node.op is Op.OPAQUE else "x"]
+        name = source
     return _Root(name, tuple(between))
 
 
