@@ -7,6 +7,7 @@ alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +76,8 @@ def constants(graph: Graph, value: str) -> tuple[int, ...]:
     return tuple(sorted({number for name in names for number in graph.integers(name) or ()}))
 
 
-def depends_on(graph: Graph, value: str) -> frozenset[str]:
-    """The graph inputs a value depends on through any op, opaque ones too."""
+def depends_on(graph: Graph, value: str, leave: Collection[str] = ()) -> frozenset[str]:
+    """The graph inputs a value depends on through any op, opaque ones too; not through operands named in `leave`."""
     found: set[str] = set()
     seen: set[str] = set()
     stack = [value]
@@ -89,7 +90,7 @@ def depends_on(graph: Graph, value: str) -> frozenset[str]:
             found.add(name)
         node = graph.producer(name)
         if node is not None:
-            stack.extend(node.operands.values())
+            stack.extend(source for operand, source in node.operands.items() if operand not in leave)
     return frozenset(found)
 
 

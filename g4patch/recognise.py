@@ -107,17 +107,8 @@ def integer_roots(graph: Graph, value: str) -> frozenset[str]:
 
 def ids_input(graph: Graph, index: str) -> str | None:
     """The graph input whose numbers an index hands on: the ids themselves, not what only conditions on them."""
-    stack, found, seen = [index], set[str](), set[str]()
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if graph.input(name) is not None:
-            found.add(name)
-        elif (node := graph.producer(name)) is not None:
-            stack.extend(value for operand, value in node.operands.items() if operand not in ("condition", "shape"))
-    return found.pop() if len(found) == 1 else None
+    found = depends_on(graph, index, leave=("condition", "shape"))
+    return min(found) if len(found) == 1 else None
 
 
 def with_configured_tail(width: int, downstream: Downstream, tokens: TokenFacts) -> Downstream:
