@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.errors import BundleError, UsageError
-from g4patch.formats import FORMATS
+from g4patch.formats import FORMATS, pattern
 
 # A folder beside a bundle with what was replaced in it.
 BACKUP_SUFFIX = ".g4patch"
@@ -47,17 +47,17 @@ def find(path: Path | None) -> Bundle:
     Raises UsageError or BundleError with the candidates or with what to do instead.
     """
     place = path if path is not None else Path()
-    suffix = place.suffix.lower()
-    if suffix in FORMATS:
+    if pattern(place):
         if not place.exists():
             raise BundleError(f"{place} does not exist", "check the path")
         return Bundle(place, (place,))
-    if suffix in _REFUSED and place.exists():
-        raise BundleError(f"{place} cannot be patched", _REFUSED[suffix])
+    instead = _REFUSED.get(place.suffix.lower())
+    if instead and place.exists():
+        raise BundleError(f"{place} cannot be patched", instead)
     if not place.is_dir():
         known = ", ".join(FORMATS)
         reason = "is not a bundle" if place.exists() else "does not exist"
-        raise BundleError(f"{place} {reason}", f"bundles end in {known}")
+        raise BundleError(f"{place} {reason}", f"bundles are called {known}")
     found = tuple(sorted(_models(place, _DEPTH)))
     if not found:
         raise UsageError(f"there is no bundle in {place.resolve()}", "give one: g4patch COMMAND BUNDLE")
@@ -73,7 +73,7 @@ def _models(folder: Path, depth: int) -> Iterator[Path]:
     for child in folder.iterdir():
         if child.name.startswith(".") or child.name.endswith(BACKUP_SUFFIX):
             continue
-        if child.suffix.lower() in FORMATS:
+        if pattern(child):
             yield child
         elif depth and child.is_dir() and not child.is_symlink():
             yield from _models(child, depth - 1)

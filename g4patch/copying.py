@@ -11,7 +11,7 @@ from pathlib import Path
 
 from g4patch.bundle import BACKUP_SUFFIX, Bundle
 from g4patch.errors import UsageError
-from g4patch.formats import FORMATS, Staged
+from g4patch.formats import Staged, pattern
 
 # What is being done, and how many bytes of how many are done.
 Progress = Callable[[str, int, int], None]
@@ -45,13 +45,12 @@ def copied(
     """Copy a bundle, less the files that are replaced, into a folder beside `out` that is gone afterwards.
 
     `files` are those of the bundle's models. Of folders, everything is copied. For a single model, an `out` without a
-    bundle's suffix is the folder to put it into. Raises UsageError where it cannot go there.
+    bundle's name is the folder to put it into. Raises UsageError where it cannot go there.
     """
-    suffix = bundle.path.suffix.lower()
-    if not bundle.is_folder and out.suffix.lower() not in FORMATS:
+    if not bundle.is_folder and not pattern(out):
         out = out / bundle.path.name
-    if not bundle.is_folder and out.suffix.lower() != suffix:
-        raise UsageError(f"{out} does not end in {suffix}", "name the output like the input")
+    if not bundle.is_folder and pattern(out) != pattern(bundle.path):
+        raise UsageError(f"{out} is not called {pattern(bundle.path)}", "name the output like the input")
     root = bundle.path.parent
     inside = list(_everything(bundle.path)) if bundle.path.is_dir() else list(files)
     _refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])

@@ -45,7 +45,7 @@ class Options:
 
 def open_model(path: Path, options: Options = Options(), staged: Staged = NOT_STAGED) -> Subject:
     """Open one model and analyse its graphs. Files in `staged` are read from there. Raises BundleError."""
-    subject = _subject(formats.load(path.suffix.lower()).open_model(path, staged), resolve(path, options.tokens))
+    subject = _subject(formats.load(path).open_model(path, staged), resolve(path, options.tokens))
     _refuse_contradiction(subject.analyses, subject.tokens)
     return subject
 

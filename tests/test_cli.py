@@ -101,7 +101,7 @@ def test_the_only_bundle_here_is_meant(copy: Copy, monkeypatch: pytest.MonkeyPat
         ("model.mlmodelc", "patch the .mlpackage"),
         ("main.aimodelc", "patch the .aimodel"),
         ("model.gguf", "GGUF"),
-        ("notes.txt", "bundles end in"),
+        ("notes.txt", "bundles are called"),
     ],
 )
 def test_what_cannot_be_patched_says_what_to_do(

@@ -114,7 +114,7 @@ def program(kind: str, folder: Path) -> Path:
 
 
 def test_functions_and_names(stage: Path) -> None:
-    model = formats.load(".aimodel").open_model(stage)
+    model = formats.load(stage).open_model(stage)
     (graph,) = model.graphs
     assert (graph.name, graph.outputs) == ("main", ("hidden_states_out",))
     assert [(value.name, value.dtype, value.shape) for value in graph.inputs] == [

@@ -203,7 +203,7 @@ def toy_format() -> types.ModuleType:
 
 def test_a_format_is_added_by_adding_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "toy_format", toy_format())
-    monkeypatch.setitem(formats.FORMATS, ".toy", "toy_format")
+    monkeypatch.setitem(formats.FORMATS, "*.toy", "toy_format")
     (tmp_path / "config.json").write_text('{"image_token_id": 10, "audio_token_id": 11, "video_token_id": 14}')
     bundle = tmp_path / "model.toy"
     bundle.write_text("10\n")

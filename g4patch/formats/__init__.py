@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -76,19 +77,24 @@ class Format(Protocol):
         """A runtime for the lookups of one graph. Raises runtimes.Unavailable where there is none here."""
 
 
-# Suffix -> module. A folder or file is opened by the format of its suffix.
+# Pattern -> module. What a folder or file is called decides which format opens it.
 FORMATS: dict[str, str] = {
-    ".onnx": "g4patch.formats.onnx",
-    ".mlpackage": "g4patch.formats.coreml",
-    ".aimodel": "g4patch.formats.coreai",
+    "*.onnx": "g4patch.formats.onnx",
+    "*.mlpackage": "g4patch.formats.coreml",
+    "*.aimodel": "g4patch.formats.coreai",
 }
 
 
-def load(suffix: str) -> Format:
-    """The format for a suffix. Raises KeyError."""
-    return cast(Format, importlib.import_module(FORMATS[suffix]))
+def pattern(path: Path) -> str | None:
+    """The pattern of the format that opens a folder or file of this name, None if there is none."""
+    return next((pattern for pattern in FORMATS if fnmatch(path.name.lower(), pattern)), None)
+
+
+def load(path: Path) -> Format:
+    """The format for a folder or file. Raises KeyError where there is none."""
+    return cast(Format, importlib.import_module(FORMATS[pattern(path) or ""]))
 
 
 def of(model: Model) -> Format:
     """The format that opened a model."""
-    return load(model.path.suffix.lower())
+    return load(model.path)
