@@ -89,21 +89,26 @@ def _judge(command: str, bundle: Bundle, options: Options) -> Report:
     if any(subject.verdict not in (Verdict.NO_PLE, Verdict.AMBIGUOUS) for subject in subjects):
         # The promised lookup was found: models that have nothing to do with it are not suspicious.
         subjects = [replace(subject, expects_ple=False) for subject in subjects]
-    found = [(subject, _findings(subject, options)) for subject in subjects]
-    models = tuple(ModelReport(subject, findings) for subject, findings in found)
+    findings = _findings(subjects, options)
+    models = tuple(ModelReport(subject, said) for subject, said in zip(subjects, findings, strict=True))
     report = Report(command, bundle.path, models, options.unsafe, options.required)
     if not (bundle.is_folder and _is_stuck(report)):
         models = tuple(replace(model, plan=_plan(model, options.unsafe)) for model in models)
     return replace(report, models=models, seconds=time.monotonic() - started)
 
 
-def _findings(subject: Subject, options: Options) -> tuple[Finding, ...]:
-    """What the rules say. Where the lookup is not understood, nothing else is edited either."""
-    findings = tuple(finding for rule in _rules(options) for finding in rule.run(subject))
-    if subject.verdict not in INCONCLUSIVE:
-        return findings
+def _findings(subjects: Sequence[Subject], options: Options) -> list[tuple[Finding, ...]]:
+    """What the rules say of each model."""
+    said = [pair for rule in _rules(options) for pair in rule.run(subjects)]
+    return [tuple(_edited(subject, finding) for of, finding in said if of is subject) for subject in subjects]
+
+
+def _edited(subject: Subject, finding: Finding) -> Finding:
+    """A finding without its edits where the lookup is not understood: then nothing else is edited either."""
+    if not finding.edits or subject.verdict not in INCONCLUSIVE:
+        return finding
     reason = f"the verdict is {subject.verdict}: a bundle that is not understood is not edited"
-    return tuple(replace(found, edits=(), withheld=reason) if found.edits else found for found in findings)
+    return replace(finding, edits=(), withheld=reason)
 
 
 def _is_stuck(report: Report) -> bool:

@@ -1,26 +1,34 @@
 """Find rules by walking the `rules` folder, and run them.
 
-A rule is a folder `rules/<id>/` with `rule.toml`, a page `README.md`, and `cases/`. Its check is one typed function
-that looks at a subject and yields findings; adding a rule edits no list.
+A rule is a folder `rules/<id>/` with `rule.toml`, a page `README.md`, and `cases/`. Its check is one typed function;
+adding a rule edits no list. A rule looks at each model by itself, or, with `looks_at = "bundle"`, at all models of a
+bundle together, and says of which of them each finding is.
 """
 
 from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from g4patch.errors import RuleError
 from g4patch.report import Finding, Severity, Subject
 
-CheckFunction = Callable[["Rule", Subject], Iterable[Finding]]
+ModelCheck = Callable[["Rule", Subject], Iterable[Finding]]
+BundleCheck = Callable[["Rule", Sequence[Subject]], Iterable[tuple[Subject, Finding]]]
+
+_LOOKS_AT = ("model", "bundle")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule as its `rule.toml` states it. `fix` is "safe", "unsafe" or "none"; no `formats` means all."""
+    """One rule as its `rule.toml` states it.
+
+    `fix` is "safe", "unsafe" or "none"; no `formats` means all; `looks_at` is "model" or "bundle".
+    """
 
     id: str
     summary: str
@@ -28,6 +36,7 @@ class Rule:
     formats: tuple[str, ...]
     fix: str
     check: str
+    looks_at: str
     folder: Path
 
     @property
@@ -35,9 +44,15 @@ class Rule:
         """The rule's page, in Markdown."""
         return (self.folder / "README.md").read_text(encoding="utf-8")
 
-    def run(self, subject: Subject) -> Iterator[Finding]:
-        if not self.formats or subject.model.format in self.formats:
-            yield from _function(self)(self, subject)
+    def run(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Finding]]:
+        """What the rule says of the models of one bundle: of which of them, and what."""
+        known = [subject for subject in subjects if not self.formats or subject.model.format in self.formats]
+        if self.looks_at == "bundle":
+            look_at_all: BundleCheck = _function(self)
+            yield from look_at_all(self, known)
+        else:
+            look_at: ModelCheck = _function(self)
+            yield from ((subject, finding) for subject in known for finding in look_at(self, subject))
 
 
 def folders() -> tuple[Path, ...]:
@@ -73,19 +88,21 @@ def _load(folder: Path) -> Rule:
             formats=tuple(content.get("formats", ())),
             fix=content["fix"],
             check=content["check"],
+            looks_at=content.get("looks_at", "model"),
             folder=folder,
         )
     except (OSError, KeyError, ValueError) as error:
         raise RuleError(f"{folder / 'rule.toml'} is not a rule: {error}", "see rules/ple-raw-ids") from error
+    if rule.looks_at not in _LOOKS_AT:
+        raise RuleError(f"rule {rule.id} looks at {rule.looks_at}", f"rules look at a {' or at a '.join(_LOOKS_AT)}")
     if rule.id != folder.name:
         raise RuleError(f"the rule in {folder} calls itself {rule.id}", "name the folder after the rule")
     return rule
 
 
-def _function(rule: Rule) -> CheckFunction:
+def _function(rule: Rule) -> Any:
     module, _, name = rule.check.partition(":")
     try:
-        function: CheckFunction = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RuleError(f"rule {rule.id}: {rule.check} cannot be imported: {error}", "check rule.toml") from error
-    return function

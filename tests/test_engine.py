@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from g4patch import Options, check, engine, fix, formats, inspect, rules
 from g4patch.edits import Plan
-from g4patch.errors import BundleError
+from g4patch.errors import BundleError, RuleError
 from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.report import Finding, Outcome, Severity, Subject
 from g4patch.tokens import TokenFlags
@@ -131,26 +132,52 @@ def test_a_failed_check_publishes_nothing(copy: Copy, monkeypatch: pytest.Monkey
     }
 
 
+def add_rule(folder: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[..., object], more: str = "") -> None:
+    """A rule called `toy` in a folder of its own, and no other."""
+    module = types.ModuleType("toy_rule")
+    module.look = look  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "toy_rule", module)
+    (folder / "toy").mkdir()
+    (folder / "toy" / "rule.toml").write_text(
+        'id = "toy"\nsummary = "A table is wide."\nseverity = "warning"\n'
+        f'formats = ["ONNX"]\nfix = "none"\ncheck = "toy_rule:look"\n{more}\n'
+    )
+    monkeypatch.setattr(rules, "folders", lambda: (folder,))
+
+
 def test_a_rule_is_added_by_adding_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_wide(rule: rules.Rule, subject: Subject) -> Iterator[Finding]:
+    def look(rule: rules.Rule, subject: Subject) -> Iterator[Finding]:
         for analysis in subject.analyses:
             for lookup in analysis.lookups:
                 yield Finding(rule.id, rule.severity, f"{lookup.table.width} wide", lookup.graph)
 
-    module = types.ModuleType("toy_rule")
-    module.too_wide = too_wide  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "toy_rule", module)
-    (tmp_path / "too-wide").mkdir()
-    (tmp_path / "too-wide" / "rule.toml").write_text(
-        'id = "too-wide"\nsummary = "A table is wide."\nseverity = "warning"\n'
-        'formats = ["ONNX"]\nfix = "none"\ncheck = "toy_rule:too_wide"\n'
-    )
-    monkeypatch.setattr(rules, "folders", lambda: (tmp_path,))
+    add_rule(tmp_path, monkeypatch, look)
     report = check(sample("onnx-right"))
     assert [(finding.rule, finding.severity, finding.message) for finding in report.findings] == [
-        ("too-wide", Severity.WARNING, "24 wide")
+        ("toy", Severity.WARNING, "24 wide")
     ]
     assert report.exit_code == 0
+
+
+def test_a_rule_may_look_at_all_models_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(rule: rules.Rule, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Finding]]:
+        names = [subject.model.path.name for subject in subjects]
+        yield subjects[-1], Finding(rule.id, rule.severity, f"beside {', '.join(names[:-1])}", "")
+
+    add_rule(tmp_path, monkeypatch, look, 'looks_at = "bundle"')
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for name in ("a.onnx", "b.onnx"):
+        shutil.copy(sample("onnx-fp16"), folder / name)
+    shutil.copy(sample("onnx-fp16").parent / "config.json", folder)
+    first, last = check(folder).models
+    assert (first.findings, [finding.message for finding in last.findings]) == ((), ["beside a.onnx"])
+
+
+def test_a_rule_that_looks_at_something_else_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_rule(tmp_path, monkeypatch, lambda: (), 'looks_at = "stars"')
+    with pytest.raises(RuleError, match="looks at stars"):
+        check(sample("onnx-right"))
 
 
 def toy_format() -> types.ModuleType:

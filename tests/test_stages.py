@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from g4patch import Options, check, engine, fix, revert, verify_bundle
+from g4patch import check, engine, fix, revert, verify_bundle
 from g4patch.cli import main
 from g4patch.formats import coreai
 from g4patch.report import Check, Finding, Outcome, Report, Severity, Status, Subject
@@ -178,15 +178,14 @@ def test_the_report_shows_them(bundle: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_one_stage_that_cannot_be_mended_keeps_the_other_from_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine._findings
+    real = engine._edited
 
-    def stuck(subject: Subject, options: Options) -> tuple[Finding, ...]:
-        findings = real(subject, options)
+    def stuck(subject: Subject, finding: Finding) -> Finding:
         if subject.model.path.name == "stage_1.aimodel":
-            findings = tuple(replace(finding, edits=(), withheld="in this test") for finding in findings)
-        return findings
+            return replace(finding, edits=(), withheld="in this test")
+        return real(subject, finding)
 
-    monkeypatch.setattr(engine, "_findings", stuck)
+    monkeypatch.setattr(engine, "_edited", stuck)
     before = tree(bundle.parent)
     report = fix(bundle)
     assert (report.outcome, report.exit_code) == (Outcome.FOUND, 1)
