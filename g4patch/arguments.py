@@ -1,0 +1,143 @@
+"""What the command line takes: one parser, and the engine's options out of what it read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from g4patch import __version__
+from g4patch.copying import Progress
+from g4patch.engine import Options
+from g4patch.tokens import MODALITIES, TokenFlags
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_EXAMPLES = """\
+examples:
+  g4patch inspect --show-ple bundle.mlpackage   which row does each media id read?
+  g4patch check exports/*.onnx                  findings and an exit code
+  g4patch fix --dry-run model.onnx              what would change?
+  g4patch fix model.onnx                        mend it in place, with proof
+  g4patch fix model.onnx -o mended/             mend a copy
+"""
+
+_EXIT_CODES = """\
+exit codes:
+  0  nothing to fix, or fixed          3  a check failed, nothing was published
+  1  findings remain, or inconclusive  4  a required check could not run here
+  2  usage, or a bundle that cannot be read
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. What it reads has `command`, the name of the one that was given."""
+    top = argparse.ArgumentParser(
+        prog="g4patch",
+        description="Mend exported Gemma 4 bundles whose per-layer embeddings are looked up with media ids.",
+        epilog=f"{_EXAMPLES}\n{_EXIT_CODES}",
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"g4patch {__version__}")
+    commands = top.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    for add in (_add_inspect, _add_check, _add_fix, _add_verify, _add_revert, _add_explain):
+        add(commands)
+    return top
+
+
+def _add_inspect(commands: Commands) -> None:
+    command = _command(commands, "inspect", "show what a bundle is and what it does about PLE")
+    command.add_argument("--show-ple", action="store_true", help="show each lookup, its row map and the splice")
+    command.add_argument("--digests", action="store_true", help="print the SHA-256 of each file")
+    _add_bundle(command)
+
+
+def _add_check(commands: Commands) -> None:
+    command = _command(commands, "check", "look for faults; nothing is written")
+    command.add_argument("bundles", nargs="*", type=Path, metavar="BUNDLE", help="default: the one in this folder")
+    _add_common(command)
+
+
+def _add_fix(commands: Commands) -> None:
+    command = _command(commands, "fix", "mend a bundle and prove it")
+    command.add_argument("-o", "--output", type=Path, metavar="OUT", help="write there; leave the input alone")
+    command.add_argument("--unsafe", action="store_true", help="also make edits that are not safe everywhere")
+    command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
+    _add_checks(command)
+    _add_bundle(command)
+
+
+def _add_verify(commands: Commands) -> None:
+    command = _command(commands, "verify", "judge a bundle as it stands, against a reference")
+    _add_checks(command)
+    _add_bundle(command)
+
+
+def _add_revert(commands: Commands) -> None:
+    command = _command(commands, "revert", "undo the last fix in place, byte for byte")
+    command.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="default: the one in this folder")
+
+
+def _add_explain(commands: Commands) -> None:
+    command = _command(commands, "explain", "print a rule's page")
+    command.add_argument("rule", nargs="?", help="default: list the rules")
+
+
+def _add_checks(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--reference", type=Path, metavar="FILE", help="default: BUNDLE.reference.safetensors, if it is there"
+    )
+    command.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        choices=["structure", "row map", "differential", "reference"],
+        help="do not publish if this check cannot run here",
+    )
+
+
+def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+
+
+def _add_bundle(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "bundle",
+        nargs="?",
+        type=Path,
+        metavar="BUNDLE",
+        help=".onnx, .mlpackage or .aimodel; default: the one in this folder",
+    )
+    _add_common(command)
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    rules = command.add_argument_group("rules", "default: all; see g4patch explain")
+    for flag, what in (("select", "run only"), ("ignore", "do not run")):
+        rules.add_argument(f"--{flag}", action="append", default=[], metavar="RULE", help=f"{what} this rule")
+    output = command.add_argument_group("output")
+    output.add_argument("--format", choices=["text", "json"], default="text", help="default: text")
+    output.add_argument("--output-file", type=Path, metavar="FILE", help="write the report there")
+    group = command.add_argument_group(
+        "token ids", "default: config.json and the like beside the bundle, then Gemma 4's"
+    )
+    for name in (*MODALITIES, "pad"):
+        group.add_argument(f"--{name}-token-id", type=int, metavar="ID")
+
+
+def options(arguments: argparse.Namespace, progress: Progress) -> Options:
+    """What a user asked for, as the engine takes it. Commands without a flag get its default."""
+    tokens = TokenFlags(
+        arguments.image_token_id, arguments.audio_token_id, arguments.video_token_id, arguments.pad_token_id
+    )
+    return Options(
+        tokens,
+        select=frozenset(arguments.select),
+        ignore=frozenset(arguments.ignore),
+        unsafe=getattr(arguments, "unsafe", False),
+        reference=getattr(arguments, "reference", None),
+        required=frozenset(getattr(arguments, "require", [])),
+        progress=progress,
+    )
