@@ -1,4 +1,6 @@
-"""Keep a replaced file without the parts that its replacement holds too: megabytes in place of gigabytes of weights.
+"""A file told by another that it has most of its bytes in common with: kilobytes in place of gigabytes of weights.
+
+So a replaced file is kept without what its replacement holds too, and so a change of a few rows of a table is told.
 
 Layout of a delta: the magic, the length of a JSON array as a little-endian uint64, the array, then bytes. The array has
 the pieces of the original in order, `[offset, size]` for a part of the replacement, `[null, size]` for the next bytes
@@ -11,7 +13,9 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,11 +27,14 @@ _SUFFIX, _UNFINISHED = ".delta", ".delta-unfinished"
 _WORTH_IT = 64 * 1024 * 1024
 _MAGIC = b"g4patch\x01"
 _CHUNK = 4 * 1024 * 1024
+_HINT = "restore it, or the bundle, from elsewhere"
 
 # A part that an original and its replacement have in common: offset in the one, offset in the other, size.
 Span = tuple[int, int, int]
 # A part of the original: offset in the replacement, or None for bytes of the delta's own, and size.
 _Piece = tuple[int | None, int]
+# Bytes and where they go, of a file that is changed where it is.
+Patch = tuple[int, bytes]
 
 
 def of(kept: Path) -> Path:
@@ -72,19 +79,54 @@ def write(original: Path, shared: Sequence[Span], target: Path) -> None:
             own.append((at, before - at))
             pieces.append((after, size))
             at = before + size
-        table = json.dumps(pieces).encode()
-        file.write(_MAGIC + struct.pack("<Q", len(table)) + table)
+        file.write(_head(pieces))
         for offset, size in own:
             _copy(source, offset, size, file)
 
 
+def _head(pieces: Sequence[_Piece]) -> bytes:
+    table = json.dumps(pieces).encode()
+    return _MAGIC + struct.pack("<Q", len(table)) + table
+
+
+def write_patches(size: int, patches: Sequence[Patch], target: Path) -> None:
+    """Write the delta of a file of `size` bytes that differs from another only in `patches`, which do not overlap."""
+    pieces, at = list[_Piece](), 0
+    for offset, data in sorted(patches):
+        pieces += [(at, offset - at), (None, len(data))]
+        at = offset + len(data)
+    pieces.append((at, size - at))
+    target.write_bytes(_head(pieces) + b"".join(data for _, data in sorted(patches)))
+
+
+def patches(path: Path) -> list[Patch]:
+    """What a delta of `write_patches` changes. Raises BundleError for another, or one that is damaged."""
+    found, at = list[Patch](), 0
+    with _opened(path, sys.maxsize) as (delta, pieces):
+        for offset, size in pieces:
+            if offset is None:
+                found.append((at, delta.read(size)))
+            elif offset != at:
+                raise BundleError(f"{path} cannot be used: it moves bytes", _HINT)
+            at += size
+    return found
+
+
 def refuse_unfit(path: Path, replacement: Path) -> None:
     """Raise BundleError for a delta that is damaged, or reaches beyond its replacement."""
+    with _opened(path, replacement.stat().st_size):
+        pass
+
+
+@contextmanager
+def _opened(path: Path, available: int) -> Iterator[tuple[BinaryIO, list[_Piece]]]:
+    """A delta at its own bytes, and its pieces. Raises BundleError where it is none for `available` bytes."""
     try:
         with path.open("rb") as delta:
-            _pieces(delta, path.stat().st_size, replacement.stat().st_size)
+            _, pieces = _pieces(delta, path.stat().st_size, available)
+            yield delta, pieces
     except (OSError, ValueError, TypeError, RecursionError, struct.error) as error:
-        raise BundleError(f"{path} cannot be used: {error}", "restore it, or the bundle, from elsewhere") from error
+        raise BundleError(f"{path} cannot be used: {error}", _HINT) from error
 
 
 def rebuild(path: Path, replacement: Path, target: Path) -> None:

@@ -56,10 +56,22 @@ class GraphEdit:
 
 
 @dataclass(frozen=True)
+class RowCopy:
+    """One row of a table that hosts look up, to be copied over others, with all that the table keeps for a row."""
+
+    rule: str
+    source: int
+    rows: tuple[int, ...]
+
+
+Edit = GraphEdit | RowCopy
+
+
+@dataclass(frozen=True)
 class Plan:
     """All edits to one model, in order."""
 
-    edits: tuple[GraphEdit, ...] = ()
+    edits: tuple[Edit, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -68,12 +80,44 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
-    def nodes_added(self) -> int:
-        return sum(len(edit.nodes) for edit in self.edits)
+    def graph_edits(self) -> tuple[GraphEdit, ...]:
+        return tuple(edit for edit in self.edits if isinstance(edit, GraphEdit))
 
     @property
-    def uses_redirected(self) -> int:
-        return sum(len(edit.redirects) for edit in self.edits)
+    def row_copies(self) -> tuple[RowCopy, ...]:
+        return tuple(edit for edit in self.edits if isinstance(edit, RowCopy))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much of what the plan changes; what it does not touch is left out."""
+        counts = {
+            "nodes_added": sum(len(edit.nodes) for edit in self.graph_edits),
+            "uses_redirected": sum(len(edit.redirects) for edit in self.graph_edits),
+            "rows_copied": sum(len(edit.rows) for edit in self.row_copies),
+        }
+        return {what: number for what, number in counts.items() if number}
+
+    @property
+    def done(self) -> str:
+        """What was done where the plan was applied, in words."""
+        return ", ".join(f"{_counted(what, number)} {_CHANGES[what][2]}" for what, number in self.counts.items())
+
+    @property
+    def wanted(self) -> str:
+        """What applying the plan would do, in words."""
+        return ", ".join(f"{_CHANGES[what][0]} {_counted(what, number)}" for what, number in self.counts.items())
+
+
+# What is counted -> what is done to how many of what, and what has then been done to them.
+_CHANGES = {
+    "nodes_added": ("insert", "op", "added"),
+    "uses_redirected": ("rewire", "use", "rewired"),
+    "rows_copied": ("overwrite", "row", "overwritten"),
+}
+
+
+def _counted(what: str, number: int) -> str:
+    return f"{number} {_CHANGES[what][1]}{'' if number == 1 else 's'}"
 
 
 def mask_ids(

@@ -6,7 +6,8 @@ In place, everything that was replaced is kept in `<bundle>.g4patch/`, one numbe
         0001/receipt.json        what was changed, why, with which checks
         0001/files/bundle.onnx   the file as it was
 
-Of a file with large weights inside, which its replacement holds too, only the rest stays: `files/NAME.delta`.
+Of a file with large weights inside, which its replacement holds too, only the rest stays: `files/NAME.delta`. So it
+does of a file that is changed in place.
 
 A folder's suffix is its journal. `0001.partial`: the originals are being collected, or are of no use any more.
 `0001.pending`: files are being replaced; the next command that opens the bundle puts the originals back. Without a
@@ -16,64 +17,44 @@ suffix: done. To revert is to mark a folder pending again and to put its origina
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from g4patch import delta
+from g4patch import delta, replacing
 from g4patch.bundle import BACKUP_SUFFIX
-from g4patch.copying import copy_file, sync
+from g4patch.copying import sync
 from g4patch.delta import Span
 from g4patch.errors import BundleError, UsageError
 from g4patch.formats import Staged
+from g4patch.replacing import Entry, rename
 from g4patch.report import Publication
 
-_STAGE_SUFFIX = ".g4patch-stage"
 _PARTIAL, _PENDING = ".partial", ".pending"
 _RECEIPT = "receipt.json"
 NOTHING_SHARED: Mapping[Path, Sequence[Span]] = MappingProxyType({})
 
 
 @contextmanager
-def stage(targets: Sequence[Path]) -> Iterator[Staged]:
+def stage(targets: Sequence[Path], in_place: Collection[Path] = ()) -> Iterator[Staged]:
     """For each file that is to be replaced, a path beside it to write the replacement to; gone afterwards.
 
-    To be used under the lock. Raises BundleError where a target cannot be replaced safely.
+    For those that are changed `in_place` a delta of patches is to be written. To be used under the lock. Raises
+    BundleError where a target cannot be replaced safely.
     """
     for target in targets:
-        _refuse_unsafe(target)
-    staged = {target: _stage_of(target) for target in targets}
+        replacing.refuse_unsafe(target, target in in_place)
+    staged = {target: replacing.stage_of(target) for target in targets}
     try:
         yield staged
     finally:
         for path in staged.values():
             path.unlink(missing_ok=True)
-
-
-def _stage_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}{_STAGE_SUFFIX}")
-
-
-def _refuse_unsafe(target: Path) -> None:
-    if target.is_symlink():
-        raise BundleError(
-            f"{target} is a link to {target.resolve()}, which other bundles may share",
-            "copy it first, or write elsewhere with -o OUT",
-        )
-    if not os.access(target.parent, os.W_OK) or not os.access(target, os.W_OK):
-        raise BundleError(f"{target} cannot be replaced: no permission to write", "write elsewhere with -o OUT")
-    free, needed = shutil.disk_usage(target.parent).free, target.stat().st_size
-    if free < needed:
-        raise BundleError(
-            f"{target.parent} has {free:,} bytes free; a copy of {target.name} needs {needed:,}",
-            "free some space, or write elsewhere with -o OUT",
-        )
 
 
 def backup_folder(bundle: Path) -> Path:
@@ -123,63 +104,47 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def publish_in_place(
-    bundle: Path, staged: Staged, receipt: Mapping[str, Any], shared: Mapping[Path, Sequence[Span]] = NOTHING_SHARED
+    bundle: Path,
+    staged: Staged,
+    receipt: Mapping[str, Any],
+    shared: Mapping[Path, Sequence[Span]] = NOTHING_SHARED,
+    in_place: Collection[Path] = (),
 ) -> Publication:
-    """Replace the bundle's files by their stages, under the lock. `receipt` is kept beside the originals.
+    """Make the bundle's files what their stages are, under the lock. `receipt` is kept beside the originals.
 
-    `shared` says what a target and its stage have in common: no second copy of that is kept.
+    `shared` says what a target and its stage have in common: no second copy of that is kept. The stages of those that
+    are changed `in_place` are deltas.
     """
     folder = backup_folder(bundle)
     number = 1 + max((int(path.name[:4]) for path in _steps(folder)), default=0)
     partial = folder / f"{number:04}{_PARTIAL}"
-    files = [_file_entry(bundle, target, path) for target, path in staged.items()]
+    told = {target: replacing.entry(bundle, target, path, target in in_place) for target, path in staged.items()}
     for target, path in staged.items():
         shutil.copystat(target, path)
         sync(path)
-    _collect(bundle, tuple(staged), partial, {**receipt, "files": files})
-    pending = _rename(partial, folder / f"{number:04}{_PENDING}")
+    _collect(bundle, told, partial, receipt)
+    pending = rename(partial, folder / f"{number:04}{_PENDING}")
     for target, path in staged.items():
-        _rename(path, target)
-    done = _rename(pending, folder / f"{number:04}")
+        replacing.replace(target, path, told[target])
+    done = rename(pending, folder / f"{number:04}")
     for target, spans in shared.items():
         delta.thin(done / "files" / target.relative_to(bundle.parent), spans)
-    return Publication(bundle, sum(entry["size"] for entry in files), done)
+    return Publication(bundle, sum(entry["size"] for entry in told.values()), done)
 
 
-def _file_entry(bundle: Path, target: Path, path: Path) -> dict[str, Any]:
-    """What a receipt says of a file: only what was written is hashed."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"path": str(target.relative_to(bundle.parent)), "size": path.stat().st_size, "sha256": digest}
-
-
-def _collect(bundle: Path, targets: Sequence[Path], partial: Path, receipt: Mapping[str, Any]) -> None:
+def _collect(bundle: Path, told: Mapping[Path, Entry], partial: Path, receipt: Mapping[str, Any]) -> None:
     """Keep the originals and the receipt in `partial`, all on disk."""
     partial.mkdir()
-    for target in targets:
+    for target, entry in told.items():
         kept = partial / "files" / target.relative_to(bundle.parent)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        _keep(target, kept)
+        replacing.keep(target, kept, entry)
         sync(kept.parent)
     path = partial / _RECEIPT
-    path.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+    content = {**receipt, "files": list(told.values())}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     sync(path)
     sync(partial)
-
-
-def _keep(original: Path, kept: Path) -> None:
-    """Give a file a second name, without copying it where the file system can."""
-    try:
-        os.link(original, kept)
-    except OSError:
-        copy_file(original, kept)
-        shutil.copystat(original, kept)
-
-
-def _rename(source: Path, target: Path) -> Path:
-    os.replace(source, target)
-    sync(target.parent)
-    return target
 
 
 def recover_if_needed(bundle: Path) -> None:
@@ -199,30 +164,19 @@ def recover(bundle: Path) -> None:
         elif step.suffix == _PARTIAL:
             shutil.rmtree(step)
         delta.tidy(step)
-    for leftover in (_stage_of(bundle), *bundle.rglob(f".*{_STAGE_SUFFIX}")):
+    for leftover in (replacing.stage_of(bundle), *bundle.rglob(f".*{replacing.STAGE_SUFFIX}")):
         leftover.unlink(missing_ok=True)
 
 
 def _discard(step: Path) -> None:
     """Remove a step whose originals are in their places. First under a name that says so: half of it is no journal."""
-    shutil.rmtree(_rename(step, step.with_suffix(_PARTIAL)))
+    shutil.rmtree(rename(step, step.with_suffix(_PARTIAL)))
 
 
 def _put_back(bundle: Path, step: Path) -> None:
-    """Replace the files of a bundle by the originals that a step kept. Killed in between, it can run again."""
+    """Make the files of a bundle what they were before a step. Killed in between, it can run again."""
     for entry in _receipt(step)["files"]:
-        kept, target = step / "files" / entry["path"], bundle.parent / entry["path"]
-        staged, thin = _stage_of(target), delta.of(kept)
-        staged.unlink(missing_ok=True)
-        if kept.exists() or not thin.exists():
-            _keep(kept, staged)
-        elif _is_published(target, entry):
-            delta.rebuild(thin, target, staged)
-            shutil.copystat(thin, staged)
-            sync(staged)
-        else:  # it was put back before the kill
-            continue
-        _rename(staged, target)
+        replacing.put_back(bundle.parent / entry["path"], step / "files" / entry["path"], entry)
 
 
 def _receipt(step: Path) -> dict[str, Any]:
@@ -231,6 +185,7 @@ def _receipt(step: Path) -> dict[str, Any]:
         for entry in receipt["files"]:
             if Path(entry["path"]).is_absolute() or ".." in Path(entry["path"]).parts:
                 raise ValueError(f"{entry['path']} is outside the bundle")
+            entry["sha256"], [(int(offset), int(size)) for offset, size in entry.get("written", ())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(
             f"{step / _RECEIPT} cannot be read: {error}", "restore it, or move the folder away"
@@ -257,9 +212,9 @@ def revert(bundle: Path) -> tuple[Path, ...]:
             _refuse_changed(bundle.parent / entry["path"], entry, steps[-1])
             thin = delta.of(steps[-1] / "files" / entry["path"])
             if thin.exists():
-                _refuse_unsafe(bundle.parent / entry["path"])
+                replacing.refuse_unsafe(bundle.parent / entry["path"], "written" in entry)
                 delta.refuse_unfit(thin, bundle.parent / entry["path"])
-        pending = _rename(steps[-1], steps[-1].with_name(steps[-1].name + _PENDING))
+        pending = rename(steps[-1], steps[-1].with_name(steps[-1].name + _PENDING))
         _put_back(bundle, pending)
         _discard(pending)
     return tuple(bundle.parent / entry["path"] for entry in files)
@@ -271,24 +226,15 @@ def originals(bundle: Path, targets: Sequence[Path]) -> Staged:
     steps = [step for step in _steps(folder) if step.name.isdigit()] if folder.is_dir() else []
     if not steps:
         return {}
-    kept = {target: steps[0] / "files" / target.relative_to(bundle.parent) for target in targets}
-    if any(delta.of(path).exists() and not path.exists() for path in kept.values()):
-        return {}
-    return {target: path for target, path in kept.items() if path.is_file()}
+    files = {bundle.parent / entry["path"]: entry for entry in _receipt(steps[0])["files"]}
+    told = {target: files[target] for target in targets if target in files}
+    kept = {target: replacing.original(steps[0] / "files" / entry["path"], entry) for target, entry in told.items()}
+    return {target: path for target, path in kept.items() if path is not None} if None not in kept.values() else {}
 
 
 def _refuse_changed(target: Path, entry: Mapping[str, Any], step: Path) -> None:
     kept = step / "files" / entry["path"]
-    if _is_published(target, entry):
+    if replacing.is_published(target, entry):
         return
     where = f"the original is {kept}" if kept.exists() else f"what it did not share with the original is in {step}"
     raise BundleError(f"{target} is not the file that g4patch wrote: it was changed since", where)
-
-
-def _is_published(target: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file is the one that a receipt tells of."""
-    try:
-        with target.open("rb") as file:
-            return bool(hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"])
-    except OSError:
-        return False

@@ -36,6 +36,6 @@ def _model(model: ModelReport, report: Report) -> dict[str, Any]:
             for item in model.findings
             if report.mends(item)
         ],
-        "plan": {"sha256": plan.digest, "nodes_added": plan.nodes_added, "uses_redirected": plan.uses_redirected},
+        "plan": {"sha256": plan.digest, **plan.counts},
         "checks": [{"name": item.name, "status": item.status, "summary": item.summary} for item in model.checks],
     }

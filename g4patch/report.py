@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from g4patch.edits import GraphEdit, Plan
+from g4patch.edits import Edit, Plan
 from g4patch.formats import Model
 from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis
@@ -51,7 +51,7 @@ class Finding:
     message: str
     graph: str
     nodes: tuple[str, ...] = ()
-    edits: tuple[GraphEdit, ...] = ()
+    edits: tuple[Edit, ...] = ()
     unsafe: str = ""
     withheld: str = ""
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-_STEPS = ("replace", "rename", "link", "fsync", "mkdir", "rmdir", "unlink", "write", "copy_file_range")
+_STEPS = ("replace", "rename", "link", "fsync", "mkdir", "rmdir", "unlink", "write", "pwrite", "copy_file_range")
 
 
 def steps_of(work: Callable[[], object], kill_at: int | None = None) -> int | None:

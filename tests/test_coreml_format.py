@@ -507,7 +507,7 @@ def test_all_functions_are_mended(copy: Copy, tmp_path: Path) -> None:
     assert verdicts(before) == [Verdict.RAW, Verdict.RAW]
     assert verdicts(after) == [Verdict.PATCHED, Verdict.PATCHED]
     assert coreml.differences(before, after, plan) == ()
-    (main_only,) = [edit for edit in plan.edits if edit.graph == "main"]
+    (main_only,) = [edit for edit in plan.graph_edits if edit.graph == "main"]
     _, half, _ = mend(package, tmp_path / "half", Plan((main_only,)))
     assert verdicts(half) == [Verdict.RAW, Verdict.PATCHED]
     assert any("decode: index of var_268 does not read" in line for line in coreml.differences(before, half, plan))
@@ -536,7 +536,7 @@ def test_a_cast_that_other_nodes_read_is_made_again(tmp_path: Path) -> None:
 
     package = build(tmp_path, two_lookups)
     both = mask(coreml.open_model(package))
-    first, second = both.edits
+    first, second = both.graph_edits
     assert [(node.op, bool(node.reason)) for node in first.nodes][-3:] == [
         (Op.WHERE, False),
         (Op.CAST, True),
@@ -556,7 +556,7 @@ def test_two_edits_of_one_graph(copy: Copy, tmp_path: Path) -> None:
     """The second stands before the first in the file, and neither moves the other's target."""
     package = copy("coreml-fp32")
     before = coreml.open_model(package)
-    (edit,) = mask(before).edits
+    (edit,) = mask(before).graph_edits
     embedding = mask_ids(before.graphs[0], "select_0", [Use("var_263", "index")], [5], 0, "other")
     before, after, plan = mend(package, tmp_path / "staged", Plan((edit, embedding)))
     assert coreml.differences(before, after, plan) == ()
@@ -567,7 +567,7 @@ def test_two_edits_of_one_graph(copy: Copy, tmp_path: Path) -> None:
 
 def test_a_plan_that_does_not_fit_is_refused(copy: Copy, tmp_path: Path) -> None:
     before = coreml.open_model(copy("coreml-fp32"))
-    (edit,) = mask(before).edits
+    (edit,) = mask(before).graph_edits
     (redirect,) = edit.redirects
     stages = {before.replaced[0]: tmp_path / "staged"}
     for wrong in (

@@ -494,7 +494,7 @@ def test_variant_is_mended(name: str, tmp_path: Path) -> None:
     assert report.subject.verdict is variant.verdict
     (analysis,) = report.subject.analyses
     assert len(analysis.lookups) == variant.lookups
-    assert len(report.plan.edits) == variant.edits
+    assert len(report.plan.graph_edits) == variant.edits
     report = fix(path)
     assert (report.outcome, report.exit_code) == (Outcome.FIXED, 0), report.checks
     passed = {result.name for result in report.checks if result.status is Status.PASSED}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from g4patch import inspect
-from g4patch.edits import Const
+from g4patch.edits import Const, GraphEdit
 from g4patch.report import Finding, Report
 from g4patch.verdicts import Verdict
 from g4patch.view import Op
@@ -17,6 +17,7 @@ from tests.cases import all_cases, load
 def described(finding: Finding) -> str:
     """The plan of a finding, in the words of the cases."""
     (edit,) = finding.edits
+    assert isinstance(edit, GraphEdit)
     constants = [node.operands["y"] for node in edit.nodes if node.op is Op.EQUAL]
     ids = [str(constant.value) for constant in constants if isinstance(constant, Const)]
     uses = sorted(f"{redirect.use.node}.{redirect.use.operand}" for redirect in edit.redirects)

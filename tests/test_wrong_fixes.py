@@ -113,8 +113,8 @@ def test_wrong_fix_is_caught(name: str, mutation: Mutation, copy: Copy) -> None:
     report = inspect(bundle)
     before, right = report.subject, report.plan
     fmt = formats.of(before.model)
-    edit = next(edit for edit in right.edits if edit.rule == "ple-raw-ids")
-    wrong = Plan(tuple(mutation(before, item) if item is edit else item for item in right.edits))
+    edit = next(edit for edit in right.graph_edits if edit.rule == "ple-raw-ids")
+    wrong = Plan(tuple(mutation(before, item) if item is edit else item for item in right.graph_edits))
     staged = {target: target.with_name(f"staged {target.name}") for target in before.model.replaced}
     fmt.write(before.model, wrong, staged)
     results = checks(before, engine.open_model(bundle, staged=staged), right)

@@ -9,7 +9,6 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from g4patch.edits import Plan
 from g4patch.report import Severity, Status
 from g4patch.verdicts import Verdict
 
@@ -71,8 +70,3 @@ def in_units(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def uses(plan: Plan) -> str:
-    """How many uses a plan redirects, in words."""
-    return f"{plan.uses_redirected} use" + ("s" if plan.uses_redirected > 1 else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from g4patch.edits import Const, GraphEdit, NewNode, Operand
+from g4patch.edits import Const, Edit, GraphEdit, NewNode, Operand, RowCopy
 from g4patch.layers import telling
 from g4patch.output import inspection
 from g4patch.output.layout import (
@@ -22,7 +22,6 @@ from g4patch.output.layout import (
     indented,
     rows,
     spread,
-    uses,
 )
 from g4patch.report import Check, Finding, LayerDistance, ModelReport, Outcome, Report, Status, Subject
 from g4patch.verdicts import Verdict
@@ -77,7 +76,7 @@ def _proof(report: Report, model: ModelReport, console: Console) -> None:
     elif report.command == "fix" and model.plan.edits:
         console.print()
         for edit in model.plan.edits:
-            console.print(indented(_diff(edit, model.subject)))
+            console.print(indented(_planned(edit, model.subject)))
 
 
 def _finding(report: Report, model: ModelReport, finding: Finding) -> tuple[Text, Text]:
@@ -109,8 +108,7 @@ def _conclusion(report: Report) -> Text:
     if outcome is Outcome.PLANNED:
         return Text(f"nothing was written; g4patch fix {path} applies this")
     if report.plan.edits:
-        what = f"would insert {report.plan.nodes_added} ops and rewire {uses(report.plan)}"
-        return Text.assemble(f"{outcome}: ", (f"g4patch fix {path}", "bold"), f" {what}")
+        return Text.assemble(f"{outcome}: ", (f"g4patch fix {path}", "bold"), f" would {report.plan.wanted}")
     if outcome is Outcome.CLEAN:
         fixed = report.command == "fix" and report.verdict is Verdict.PATCHED
         return Text("already fixed, nothing was written" if fixed else f"{outcome}: {MEANING[report.verdict]}")
@@ -158,6 +156,13 @@ def _layers(layers: Sequence[LayerDistance]) -> Iterator[Text]:
 def _change(form: str, was: float, now: float, both: bool) -> str:
     """A number, or what it was and what it is now, in 19 columns."""
     return f"{f'{form.format(was)} -> ' if both else ''}{form.format(now)}".ljust(18) + " "
+
+
+def _planned(edit: Edit, subject: Subject) -> Text:
+    if isinstance(edit, RowCopy):
+        copied = f"\n  row {edit.source} over rows {', '.join(str(row) for row in edit.rows)}"
+        return Text.assemble((edit.rule, "bold"), copied)
+    return _diff(edit, subject)
 
 
 def _diff(edit: GraphEdit, subject: Subject) -> Text:

@@ -54,7 +54,7 @@ class _Comparison:
     def lines(self) -> Iterator[str]:
         yield from self._walk(0, 0)
         redirected: dict[tuple[int, int], str] = {}
-        wanted = [spec(self.old, edit) for edit in self.plan.edits]
+        wanted = [spec(self.old, edit) for edit in self.plan.graph_edits]
         # Each edit stands before the first of its uses.
         for number in sorted(range(len(wanted)), key=lambda number: min(_users(wanted[number]), default=0)):
             yield from self._insertions(f"edit {number} ", wanted[number]["nodes"])

@@ -40,7 +40,7 @@ def write(model: Model, plan: Plan, staged: Staged) -> None:
     """
     target = staged[model.path / PROGRAM]
     own = native(model)
-    edits = [spec(own, edit) for edit in plan.edits]
+    edits = [spec(own, edit) for edit in plan.graph_edits]
     with runtime.workspace() as folder:
         digest = _spliced(own, edits, target, folder, model.path)
         if digest is None:

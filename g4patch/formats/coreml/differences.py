@@ -28,11 +28,11 @@ def differences(before: Model, after: Model, plan: Plan) -> tuple[str, ...]:
     rest = type(new.message)()
     rest.CopyFrom(new.message)
     lines: list[str] = []
-    for graph in dict.fromkeys(edit.graph for edit in plan.edits):
+    for graph in dict.fromkeys(edit.graph for edit in plan.graph_edits):
         if graph not in old.readings or graph not in new.readings:
             lines.append(f"{graph}: the plan edits it, and it is not in both models")
             continue
-        edits = [edit for edit in plan.edits if edit.graph == graph]
+        edits = [edit for edit in plan.graph_edits if edit.graph == graph]
         lines.extend(_take_back(rest, old.message, edits, old.readings[graph], new.readings[graph]))
     lines.extend(_compare(old.message, rest))
     if not lines and not _same(old.message, rest):

@@ -28,10 +28,10 @@ def write(model: Model, plan: Plan, staged: Staged) -> None:
     own = native(model)
     edited = type(own.message)()
     edited.CopyFrom(own.message)
-    for graph in dict.fromkeys(edit.graph for edit in plan.edits):
+    for graph in dict.fromkeys(edit.graph for edit in plan.graph_edits):
         if graph not in own.readings:
             raise EditError(f"the model has no function {graph}")
-        _apply(edited, graph, [edit for edit in plan.edits if edit.graph == graph], own.readings[graph])
+        _apply(edited, graph, [edit for edit in plan.graph_edits if edit.graph == graph], own.readings[graph])
     (target,) = model.replaced
     content = _serialise(edited)
     with staged[target].open("xb") as file:

@@ -38,7 +38,7 @@ def opset(proto: ModelProto) -> int:
 def complete(model: Model, plan: Plan) -> Plan:
     """One edit a block of nodes, and the reshape that keeps fp16 tables as small as they were."""
     graph = native(model).graph
-    edits = [part for edit in plan.edits for part in _by_block(graph, edit)]
+    edits = [part for edit in plan.graph_edits for part in _by_block(graph, edit)]
     masked = {redirect.use for edit in edits for redirect in edit.redirects}
     companions = [
         edit for gather in _gathers_behind(graph.view, masked) if (edit := _keep_fp16(graph, gather)) is not None
@@ -131,7 +131,7 @@ def apply(proto: ModelProto, plan: Plan, folder: Path) -> ModelProto:
         )
     graph = build(copy, folder)
     taken = set(graph.names)
-    for edit in plan.edits:
+    for edit in plan.graph_edits:
         _apply_edit(graph, edit, taken, opset(copy))
     return copy
 
