@@ -21,7 +21,9 @@ _REFUSED = {
     ".onnx_data": "point at the .onnx file that it belongs to",
     ".data": "point at the .onnx file that it belongs to",
     ".gguf": "GGUF runtimes read the pad row for media by themselves",
-    ".safetensors": "point at an exported model",
+    ".safetensors": "point at an exported model, or at a sidecar: *_ple.safetensors",
+    ".bin": "of a table and its scales, point at embed_tokens_per_layer_q8.bin",
+    ".f32": "of a table and its scales, point at embed_per_layer.i8",
 }
 
 

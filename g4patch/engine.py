@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import formats, publish, receipts, reference, verify
+from g4patch import delta, formats, publish, receipts, reference, sidecars, verify
 from g4patch.bundle import Bundle, find
 from g4patch.copying import Progress, copied, publish_copy
 from g4patch.delta import Span
@@ -51,6 +51,9 @@ def open_model(path: Path, options: Options = Options(), staged: Staged = NOT_ST
 
 
 def _subject(model: Model, tokens: TokenFacts) -> Subject:
+    if model.host_table is not None:
+        tokens = tokens.within(model.host_table.table.rows)
+        return Subject(model, tokens, (), host_rows=sidecars.analyse(model.host_table, tokens))
     analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
     rows = [lookup.table.rows for analysis in analyses for lookup in analysis.lookups]
     if rows and (within := tokens.within(max(rows))) != tokens:
@@ -149,46 +152,66 @@ def _fix_in_place(bundle: Bundle, options: Options) -> Report:
         targets = _targets(report)
         if not targets:
             return report
-        with publish.stage(targets) as staged:
-            report = _write_and_verify(report, options, staged, lambda path: (path, staged))
+        in_place = _targets(report, in_place=True)
+        with publish.stage(bundle.path, targets, in_place) as staged:
+            report = _write_and_verify(report, options, staged)
             if not _stopped(report):
                 receipt = receipts.receipt(report)
                 shared = {path: spans for model in report.models for path, spans in _shared(model)}
-                report = replace(report, publication=publish.publish_in_place(bundle.path, staged, receipt, shared))
+                published = publish.publish_in_place(bundle.path, staged, receipt, shared, in_place)
+                report = replace(report, publication=published)
     return report
 
 
 def _fix_copy(report: Report, bundle: Bundle, options: Options, out: Path) -> Report:
     files = [path for model in report.models for path in model.subject.model.files]
     with copied(bundle, files, _targets(report), out, options.progress) as copy:
-        report = _write_and_verify(report, options, copy.staged, lambda path: (copy.place(path), NOT_STAGED))
+        report = _write_and_verify(report, options, copy.staged, copy.place)
         if not _stopped(report):
             report = replace(report, publication=Publication(copy.out, publish_copy(copy)))
     return report
 
 
-def _targets(report: Report) -> tuple[Path, ...]:
-    """The files that the plan replaces."""
-    return tuple(path for model in report.models if model.plan.edits for path in model.subject.model.replaced)
+def _targets(report: Report, in_place: bool = False) -> tuple[Path, ...]:
+    """The files that the plan replaces, or of these only those that it changes in place."""
+    models = [model.subject.model for model in report.models if model.plan.edits]
+    return tuple(path for model in models if model.in_place or not in_place for path in model.replaced)
 
 
-# For a model's path, where to open what was written, and what to read from elsewhere.
-_Opener = Callable[[Path], tuple[Path, Staged]]
+def _write_and_verify(
+    report: Report, options: Options, staged: Staged, copied_to: Callable[[Path], Path] | None = None
+) -> Report:
+    """Write the replaced files of every model to their stages, then judge each model as it is now.
 
-
-def _write_and_verify(report: Report, options: Options, staged: Staged, opened_at: _Opener) -> Report:
-    """Write the replaced files of every model to their stages, then judge each model as it is now."""
-    models = [_mend(model, options, staged, opened_at) if model.plan.edits else model for model in report.models]
+    `copied_to` says where in a copy a model is: there the stages are the files themselves.
+    """
+    models = [_mend(model, options, staged, copied_to) if model.plan.edits else model for model in report.models]
     return replace(report, models=tuple(models))
 
 
-def _mend(model: ModelReport, options: Options, staged: Staged, opened_at: _Opener) -> ModelReport:
+def _mend(
+    model: ModelReport, options: Options, staged: Staged, copied_to: Callable[[Path], Path] | None
+) -> ModelReport:
     before = model.subject
     fmt = formats.of(before.model)
     fmt.write(before.model, model.plan, {target: staged[target] for target in before.model.replaced})
-    after = _subject(fmt.open_model(*opened_at(before.model.path)), before.tokens)
+    if copied_to is None:
+        written = fmt.open_model(before.model.path, staged)
+    else:
+        if before.model.in_place:
+            _apply(before.model, staged)
+        written = fmt.open_model(copied_to(before.model.path))
+    after = _subject(written, before.tokens)
     against = _reference(before.model.path, options)
     return replace(model, mended=after, checks=verify.verify_patch(before, after, model.plan, against))
+
+
+def _apply(model: Model, staged: Staged) -> None:
+    """Make whole files of the deltas that were written for a copy of a model."""
+    for target in model.replaced:
+        patches = staged[target].rename(staged[target].with_name(staged[target].name + ".patches"))
+        delta.rebuild(patches, target, staged[target])
+        patches.unlink()
 
 
 def _shared(model: ModelReport) -> Iterator[tuple[Path, list[Span]]]:

@@ -36,12 +36,12 @@ from g4patch.replacing import Entry, rename
 from g4patch.report import Publication
 
 _PARTIAL, _PENDING = ".partial", ".pending"
-_RECEIPT = "receipt.json"
+_RECEIPT, _LOCK = "receipt.json", "lock"
 NOTHING_SHARED: Mapping[Path, Sequence[Span]] = MappingProxyType({})
 
 
 @contextmanager
-def stage(targets: Sequence[Path], in_place: Collection[Path] = ()) -> Iterator[Staged]:
+def stage(bundle: Path, targets: Sequence[Path], in_place: Collection[Path] = ()) -> Iterator[Staged]:
     """For each file that is to be replaced, a path beside it to write the replacement to; gone afterwards.
 
     For those that are changed `in_place` a delta of patches is to be written. To be used under the lock. Raises
@@ -50,6 +50,9 @@ def stage(targets: Sequence[Path], in_place: Collection[Path] = ()) -> Iterator[
     for target in targets:
         replacing.refuse_unsafe(target, target in in_place)
     staged = {target: replacing.stage_of(target) for target in targets}
+    # The lock of a process that was killed says what it left beside the bundle.
+    beside = [target.name for target in targets if target.parent == bundle.parent]
+    (backup_folder(bundle) / _LOCK).write_text("\n".join(beside), encoding="utf-8")
     try:
         yield staged
     finally:
@@ -71,13 +74,13 @@ def locked(bundle: Path) -> Iterator[None]:
     """
     folder = backup_folder(bundle)
     try:
-        descriptor = _lock(folder / "lock")
+        descriptor = _lock(folder / _LOCK)
     except OSError as error:
         raise BundleError(f"{folder} cannot be written: {error.strerror}", "write elsewhere with -o OUT") from error
     try:
         yield
     finally:
-        (folder / "lock").unlink(missing_ok=True)
+        (folder / _LOCK).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
         os.close(descriptor)
@@ -149,7 +152,7 @@ def _collect(bundle: Path, told: Mapping[Path, Entry], partial: Path, receipt: M
 
 def recover_if_needed(bundle: Path) -> None:
     """Tidy up after a process that was killed, unless one is at work. Costs one look where there is nothing to do."""
-    if not (backup_folder(bundle) / "lock").exists():
+    if not (backup_folder(bundle) / _LOCK).exists():
         return
     with suppress(BundleError), locked(bundle):
         recover(bundle)
@@ -164,7 +167,9 @@ def recover(bundle: Path) -> None:
         elif step.suffix == _PARTIAL:
             shutil.rmtree(step)
         delta.tidy(step)
-    for leftover in (replacing.stage_of(bundle), *bundle.rglob(f".*{replacing.STAGE_SUFFIX}")):
+    named = (backup_folder(bundle) / _LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
+    beside = [replacing.stage_of(bundle.with_name(name)) for name in named if name == Path(name).name]
+    for leftover in (*beside, *bundle.rglob(f".*{replacing.STAGE_SUFFIX}")):
         leftover.unlink(missing_ok=True)
 
 

@@ -10,6 +10,7 @@ from g4patch.edits import Edit, Plan
 from g4patch.formats import Model
 from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis
+from g4patch.sidecars import HostRows
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import INCONCLUSIVE, Verdict, worst
 
@@ -87,6 +88,7 @@ class Check:
 class Subject:
     """A model, the token ids that count for it, and what its graphs do about PLE.
 
+    `host_rows` is what the media rows of a table are that a host looks up.
     `expects_ple`: the configuration promises PLE, and no other model of the bundle has to do with it.
     """
 
@@ -94,9 +96,12 @@ class Subject:
     tokens: TokenFacts
     analyses: tuple[GraphAnalysis, ...]
     expects_ple: bool = False
+    host_rows: HostRows | None = None
 
     @property
     def verdict(self) -> Verdict:
+        if self.host_rows is not None:
+            return self.host_rows.verdict
         verdict = worst(analysis.verdict for analysis in self.analyses)
         return Verdict.AMBIGUOUS if verdict is Verdict.NO_PLE and self.expects_ple else verdict
 

@@ -18,6 +18,7 @@ from g4patch.ple import Lookup
 from g4patch.reference import Reference
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
+from g4patch.sidecars import HostRows, HostTable
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import Ids, RowMap, Verdict
 
@@ -41,6 +42,8 @@ def verify_bundle(subject: Subject, before: Subject | None, reference: Reference
 
 def standing(subject: Subject) -> Check:
     """Every id of every lookup reads the row it should."""
+    if subject.host_rows is not None:
+        return _standing_rows(subject.host_rows)
     lookups = [lookup for analysis in subject.analyses for lookup in analysis.lookups]
     wrong = [f"{lookup.graph}: the lookup is {lookup.verdict}" for lookup in lookups]
     wrong = [line for line, lookup in zip(wrong, lookups, strict=True) if lookup.verdict is not Verdict.PATCHED]
@@ -50,6 +53,18 @@ def standing(subject: Subject) -> Check:
         return Check("row map", Status.SKIPPED, f"the verdict is {subject.verdict}: no lookup to judge")
     ids = sum(len(lookup.judgement.row_map.ids) for lookup in lookups if lookup.judgement.row_map)
     return Check("row map", Status.PASSED, f"{ids:,} ids: media -> pad row, all others their own")
+
+
+def _standing_rows(rows: HostRows) -> Check:
+    if rows.different:
+        return Check("row map", Status.FAILED, f"the rows of {_listed(rows.different)} are not the pad row")
+    if not rows.media:
+        return Check("row map", Status.SKIPPED, "no media id is a row of this table")
+    return Check("row map", Status.PASSED, f"{rows.media} media rows are the pad row, byte by byte")
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(str(token) for token in ids)
 
 
 def _reference(before: Subject | None, after: Subject, reference: Reference | None) -> Check:
@@ -84,6 +99,8 @@ def _signature(subject: Subject) -> list[Any]:
 
 def row_map(before: Subject, after: Subject) -> Check:
     """Every id, before and after: media ids read the pad row now, every other id the row it read before."""
+    if before.model.host_table is not None:
+        return Check("row map", Status.SKIPPED, "a host looks this table up: which row an id reads is not known")
     pairs = list(_pairs(before, after))
     if not pairs:
         return Check("row map", Status.SKIPPED, "there is no lookup in the graph")
@@ -154,6 +171,8 @@ def _reached_by_mask(before: RowMap, media: Sequence[int]) -> Ids:
 
 def differential(before: Subject, after: Subject) -> Check:
     """Run the lookups of both models: what comes out is, bit for bit, the rows that the row maps say."""
+    if before.model.host_table is not None and after.model.host_table is not None:
+        return _rows(before.model.host_table, after.model.host_table, before.tokens)
     pairs = [(old, new) for old, new in _pairs(before, after) if new is not None]
     if not pairs:
         return Check("differential", Status.SKIPPED, "there is no lookup to run")
@@ -177,6 +196,26 @@ def differential(before: Subject, after: Subject) -> Check:
         Status.PASSED,
         f"{rows:,} rows on {runtime}: media rows are the pad row, all others unchanged, bit for bit",
     )
+
+
+def _rows(old: HostTable, new: HostTable, tokens: TokenFacts) -> Check:
+    """The rows of two tables that hosts look up: media rows are the pad row now, and others what they were."""
+    media = [token for token in tokens.media.values() if token < old.table.rows]
+    if not media:
+        return Check("differential", Status.SKIPPED, "no media id is a row of this table")
+    ids = _sampled([tokens.pad_id, *media], old.table.rows)
+    ids = ids[(ids >= 0) & (ids < old.table.rows)]
+    before, after = old.rows(ids.tolist()), new.rows(ids.tolist())
+    is_media = np.isin(ids, media)
+    pad = np.repeat(old.rows([tokens.pad_id]), int(is_media.sum()), 0)
+    problems = [
+        *_unequal(ids[is_media], after[is_media], pad, "it is not the pad row"),
+        *_unequal(ids[~is_media], after[~is_media], before[~is_media], "a row that is not media changed"),
+    ]
+    if problems:
+        return Check("differential", Status.FAILED, problems[0], tuple(problems))
+    said = f"{len(ids):,} rows read again: media rows are the pad row, all others unchanged, byte by byte"
+    return Check("differential", Status.PASSED, said)
 
 
 def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: TokenFacts, ids: Ids) -> Iterator[str]:
@@ -211,12 +250,16 @@ def _ids_to_run(before: Subject, after: Subject, old: Lookup, new: Lookup) -> Id
     for subject, lookup in ((before, old), (after, new)):
         graph = next(a.graph for a in subject.analyses if a.graph.name == lookup.graph)
         named += constants(graph, lookup.index)
+    ids = _sampled(named, rows)
+    return ids[((ids >= 0) & (ids < rows)) | np.isin(ids, old.judgement.masked)]
+
+
+def _sampled(named: Sequence[int], rows: int) -> Ids:
+    """Ids that are named and their neighbours, the first and last rows, and a sample of all, or all of a few."""
     near = [token + step for token in named for step in (-2, -1, 0, 1, 2)]
     size = rows if rows <= _WHOLE_TABLE else _SAMPLED_ROWS
     drawn = np.random.default_rng(_SAMPLE_SEED).choice(rows, size, replace=False)
-    ids = np.unique(np.concatenate([np.array([*near, 0, 1, rows - 2, rows - 1]), drawn]))
-    run: Ids = ids[((ids >= 0) & (ids < rows)) | np.isin(ids, old.judgement.masked)].astype(np.int64)
-    return run
+    return np.unique(np.concatenate([np.array([*near, 0, 1, rows - 2, rows - 1]), drawn])).astype(np.int64)
 
 
 def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:

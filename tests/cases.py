@@ -4,6 +4,11 @@
 # verdict: raw
 # plan: mask 10 11 14 at rows.index     (or: withheld; absent where there is nothing to fix)
 # config: {"hidden_size": 5}            (on top of CONFIG; a null takes an entry away)
+
+Or a table of 16 rows that a host looks up: `ID: CODES | SCALE` for each row that is not `[ID, ID + 1]` with scale 1.
+
+# layout: model_ple.safetensors         (what the file is called)
+# zero point: 5
 """
 
 from __future__ import annotations
@@ -13,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx.parser
+from safetensors.numpy import save_file
 
 # Gemma 4's layout in 16 ids: image 10, audio 11, EOI 12, EOA 13, video 14.
 CONFIG: dict[str, Any] = {"image_token_id": 10, "audio_token_id": 11, "video_token_id": 14, "pad_token_id": 0}
 
 
-_KEYS = ("verdict", "plan", "config")
+_KEYS = ("verdict", "plan", "config", "layout", "zero point")
 
 
 @dataclass(frozen=True)
@@ -28,24 +35,55 @@ class Case:
     verdict: str
     plan: str
     config: dict[str, Any]
-    graph: str
+    content: str
+    layout: str
+    zero_point: str
 
     def write(self, folder: Path) -> Path:
         """The case as a model with its config.json beside it."""
         config = {key: value for key, value in {**CONFIG, **self.config}.items() if value is not None}
         (folder / "config.json").write_text(json.dumps(config))
-        path = folder / "model.onnx"
-        path.write_bytes(onnx.parser.parse_model(self.graph).SerializeToString())
+        path = folder / (self.layout or "model.onnx")
+        if self.layout:
+            self._write_table(path)
+        else:
+            path.write_bytes(onnx.parser.parse_model(self.content).SerializeToString())
         return path
+
+    def _write_table(self, path: Path) -> None:
+        codes = np.stack([np.arange(16), np.arange(1, 17)], axis=1).astype(np.int8)
+        scales = np.ones(16, np.float32)
+        for line in self.content.splitlines():
+            row, stated = line.split(": ")
+            numbers, _, scale = stated.partition(" | ")
+            codes[int(row)] = [int(number) for number in numbers.split()]
+            scales[int(row)] = float(scale or 1)
+        if self.layout.endswith(".safetensors"):
+            metadata = {"ple_scale": "0.1", "ple_zero_point": self.zero_point}
+            save_file({"embed_tokens_per_layer": codes}, path, metadata)
+            return
+        path.write_bytes(codes.tobytes())
+        name, dtype = {
+            "embed_tokens_per_layer_q8.bin": ("embed_tokens_per_layer_scales.bin", np.float16),
+            "embed_per_layer.i8": ("embed_per_layer.scale.f32", np.float32),
+        }[self.layout]
+        path.with_name(name).write_bytes(scales.astype(dtype).tobytes())
 
 
 def load(path: Path) -> Case:
     lines = path.read_text().splitlines()
     comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     stated = dict(comment.split(": ", 1) for comment in comments if comment.split(": ")[0] in _KEYS)
-    graph = "\n".join(line for line in lines if not line.startswith("#"))
-    return Case(path, stated["verdict"], stated.get("plan", ""), json.loads(stated.get("config", "{}")), graph)
+    return Case(
+        path,
+        stated["verdict"],
+        stated.get("plan", ""),
+        json.loads(stated.get("config", "{}")),
+        "\n".join(line for line in lines if not line.startswith("#")),
+        stated.get("layout", ""),
+        stated.get("zero point", "0"),
+    )
 
 
 def all_cases() -> list[Path]:
-    return sorted((Path(__file__).parent.parent / "rules").glob("*/cases/*.onnxtxt"))
+    return sorted((Path(__file__).parent.parent / "rules").glob("*/cases/*.*"))

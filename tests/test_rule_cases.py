@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from g4patch import inspect
-from g4patch.edits import Const, GraphEdit
+from g4patch.edits import Const, GraphEdit, RowCopy
 from g4patch.report import Finding, Report
 from g4patch.verdicts import Verdict
 from g4patch.view import Op
@@ -17,6 +17,8 @@ from tests.cases import all_cases, load
 def described(finding: Finding) -> str:
     """The plan of a finding, in the words of the cases."""
     (edit,) = finding.edits
+    if isinstance(edit, RowCopy):
+        return f"copy row {edit.source} over {' '.join(str(row) for row in edit.rows)}"
     assert isinstance(edit, GraphEdit)
     constants = [node.operands["y"] for node in edit.nodes if node.op is Op.EQUAL]
     ids = [str(constant.value) for constant in constants if isinstance(constant, Const)]
@@ -33,10 +35,11 @@ def said(finding: Finding) -> str:
 
 def plan(report: Report) -> str:
     """What all rules say; inconclusive verdicts and those without a fix are stated by the verdict alone."""
-    if report.subject.verdict not in (Verdict.RAW, Verdict.PARTIAL, Verdict.PATCHED):
+    known = (Verdict.RAW, Verdict.PARTIAL, Verdict.PATCHED)
+    if report.subject.host_rows is None and report.subject.verdict not in known:
         assert not report.plan.edits
         return ""
-    order = ("ple-raw-ids", "splice-misses-rows", "later-stage-projection")
+    order = ("ple-raw-ids", "splice-misses-rows", "later-stage-projection", "sidecar-media-rows")
     return " and ".join(said(finding) for finding in sorted(report.findings, key=lambda item: order.index(item.rule)))
 
 

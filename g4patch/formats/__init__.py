@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from g4patch.edits import Plan
 from g4patch.runtimes import Probe
+from g4patch.sidecars import HostTable
 from g4patch.view import Graph
 
 # For a file that is to be replaced, where its replacement is until it is published.
@@ -26,6 +27,9 @@ class Model:
     `files` are all that belong to it, `replaced` those that an edit replaces: the graph's own file first, then files
     that are derived from it. `graph_file` is what the graph was read from: the first of `replaced`, or its stage.
 
+    `host_table` is what a model without graphs is: a table that hosts look up. Where a model is changed `in_place`,
+    what is written for each file in `replaced` is a delta of patches, and of the file only these change.
+
     `format` is the format's NAME. `native` is the format's own object; nobody else looks into it. `weights` says where
     weights lie in `graph_file`: name -> (offset, size). Names and bytes stay the same when a plan is applied.
     """
@@ -39,6 +43,8 @@ class Model:
     graphs: tuple[Graph, ...]
     native: object
     weights: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    host_table: HostTable | None = None
+    in_place: bool = False
 
 
 class Format(Protocol):
@@ -82,6 +88,9 @@ FORMATS: dict[str, str] = {
     "*.onnx": "g4patch.formats.onnx",
     "*.mlpackage": "g4patch.formats.coreml",
     "*.aimodel": "g4patch.formats.coreai",
+    "*_ple.safetensors": "g4patch.formats.sidecar",
+    "embed_tokens_per_layer_q8.bin": "g4patch.formats.sidecar",
+    "embed_per_layer.i8": "g4patch.formats.sidecar",
 }
 
 
