@@ -49,6 +49,8 @@ def find(path: Path | None) -> Bundle:
     Raises UsageError or BundleError with the candidates or with what to do instead.
     """
     place = path if path is not None else Path()
+    if place.name in ("", ".."):  # what is kept beside a bundle is named after it
+        place = place.resolve()
     if pattern(place):
         if not place.exists():
             raise BundleError(f"{place} does not exist", "check the path")

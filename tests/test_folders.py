@@ -107,6 +107,16 @@ def test_what_is_found(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         find(tmp_path / "empty")
 
 
+def test_the_folder_that_one_is_in(mobius: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tree(mobius)
+    for place, inside in ((".", mobius), ("..", mobius / "decoder")):
+        monkeypatch.chdir(inside)
+        assert fix(Path(place)).outcome is Outcome.FIXED
+        assert (mobius.parent / "gemma.g4patch").is_dir()
+        revert(Path(place))
+        assert tree(mobius) == before
+
+
 def test_the_report_of_a_folder(mobius: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fix", str(mobius)]) == 0
     out = capsys.readouterr().out
