@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.errors import BundleError, UsageError
-from g4patch.formats import FORMATS, pattern
+from g4patch.formats import COMPANIONS, FORMATS, pattern
 
 # A folder beside a bundle with what was replaced in it.
 BACKUP_SUFFIX = ".g4patch"
@@ -51,6 +51,8 @@ def find(path: Path | None) -> Bundle:
     place = path if path is not None else Path()
     if place.name in ("", ".."):  # what is kept beside a bundle is named after it
         place = place.resolve()
+    if pattern(place) in COMPANIONS:
+        raise BundleError(f"{place} is no bundle by itself", "give the folder that it is in")
     if pattern(place):
         if not place.exists():
             raise BundleError(f"{place} does not exist", "check the path")
@@ -59,16 +61,17 @@ def find(path: Path | None) -> Bundle:
     if instead and place.exists():
         raise BundleError(f"{place} cannot be patched", instead)
     if not place.is_dir():
-        known = ", ".join(FORMATS)
+        known = ", ".join(name for name in FORMATS if name not in COMPANIONS)
         reason = "is not a bundle" if place.exists() else "does not exist"
         raise BundleError(f"{place} {reason}", f"bundles are called {known}")
     found = tuple(sorted(_models(place, _DEPTH)))
-    if not found:
+    bundles = [model for model in found if pattern(model) not in COMPANIONS]
+    if not bundles:
         raise UsageError(f"there is no bundle in {place.resolve()}", "give one: g4patch COMMAND BUNDLE")
     if len(found) == 1:
         return Bundle(found[0], found)
-    if path is None:
-        names = ", ".join(str(model) for model in found)
+    if path is None and len(bundles) > 1:
+        names = ", ".join(str(model) for model in bundles)
         raise UsageError(f"there are several bundles here: {names}", "give one of them, or the folder: .")
     return Bundle(place, found)
 

@@ -64,7 +64,16 @@ class RowCopy:
     rows: tuple[int, ...]
 
 
-Edit = GraphEdit | RowCopy
+@dataclass(frozen=True)
+class ConfigSet:
+    """An entry of a configuration file, by the keys that lead to it, and the value that it is to have."""
+
+    rule: str
+    path: tuple[str, ...]
+    value: str
+
+
+Edit = GraphEdit | RowCopy | ConfigSet
 
 
 @dataclass(frozen=True)
@@ -88,12 +97,17 @@ class Plan:
         return tuple(edit for edit in self.edits if isinstance(edit, RowCopy))
 
     @property
+    def config_sets(self) -> tuple[ConfigSet, ...]:
+        return tuple(edit for edit in self.edits if isinstance(edit, ConfigSet))
+
+    @property
     def counts(self) -> dict[str, int]:
         """How much of what the plan changes; what it does not touch is left out."""
         counts = {
             "nodes_added": sum(len(edit.nodes) for edit in self.graph_edits),
             "uses_redirected": sum(len(edit.redirects) for edit in self.graph_edits),
             "rows_copied": sum(len(edit.rows) for edit in self.row_copies),
+            "entries_set": len(self.config_sets),
         }
         return {what: number for what, number in counts.items() if number}
 
@@ -113,11 +127,14 @@ _CHANGES = {
     "nodes_added": ("insert", "op", "added"),
     "uses_redirected": ("rewire", "use", "rewired"),
     "rows_copied": ("overwrite", "row", "overwritten"),
+    "entries_set": ("set", "entry", "set"),
 }
 
 
 def _counted(what: str, number: int) -> str:
-    return f"{number} {_CHANGES[what][1]}{'' if number == 1 else 's'}"
+    noun = _CHANGES[what][1]
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def mask_ids(

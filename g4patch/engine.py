@@ -59,7 +59,7 @@ def _subject(model: Model, tokens: TokenFacts) -> Subject:
     if rows and (within := tokens.within(max(rows))) != tokens:
         tokens = within
         analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
-    return Subject(model, tokens, analyses, bool(tokens.layer_width))
+    return Subject(model, tokens, analyses, bool(model.graphs and tokens.layer_width))
 
 
 def _refuse_contradiction(analyses: Sequence[GraphAnalysis], tokens: TokenFacts) -> None:

@@ -99,6 +99,11 @@ class Subject:
     host_rows: HostRows | None = None
 
     @property
+    def looks_up(self) -> bool:
+        """Whether there is anything here that could look PLE up: graphs, or a table for hosts."""
+        return bool(self.model.graphs) or self.host_rows is not None
+
+    @property
     def verdict(self) -> Verdict:
         if self.host_rows is not None:
             return self.host_rows.verdict

@@ -6,12 +6,12 @@ model or in the folder above), Gemma 4's own ids. Files that contradict each oth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from g4patch import configs
 from g4patch.errors import BundleError, UsageError
 
 MODALITIES = ("image", "audio", "video")
@@ -19,9 +19,6 @@ GEMMA4_MEDIA = {"image": 258880, "audio": 258881, "video": 258884}
 GEMMA4_PAD = 0
 GEMMA4 = "Gemma 4's own ids"
 FLAG = "the command line"
-
-# Configuration files are a few KB; a larger one is not a configuration file.
-_CONFIG_LIMIT = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -173,24 +170,11 @@ def _sources(bundle: Path) -> Iterator[_Source]:
     inner = [bundle] if bundle.is_dir() else []
     for name, read in _READERS.items():
         for folder in (*inner, bundle.parent, bundle.parent.parent):
-            content = _load(folder / name)
-            source = read(name, content) if content is not None else None
+            content = configs.load(folder / name)
+            source = read(name, content) if isinstance(content, dict) else None
             if source and (source.tokens or source.numbers or source.other_pads):
                 yield source
                 break
-
-
-def _load(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file, None where there is no such file. Raises BundleError for anything else in it."""
-    try:
-        if not path.is_file():
-            return None
-        if path.stat().st_size > _CONFIG_LIMIT:
-            raise BundleError(f"{path} is larger than any configuration file", "is it the right file?")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read as JSON: {error}", "mend or remove it") from error
-    return content if isinstance(content, dict) else None
 
 
 def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -68,6 +68,8 @@ def _listed(ids: Sequence[int]) -> str:
 
 
 def _reference(before: Subject | None, after: Subject, reference: Reference | None) -> Check:
+    if not after.model.graphs:
+        return Check("reference", Status.SKIPPED, "this computes nothing that could be compared")
     if reference is None:
         return Check("reference", Status.SKIPPED, "there is no reference beside the bundle, and none was named")
     return compare.reference(before, after, reference)

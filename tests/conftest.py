@@ -35,8 +35,8 @@ def sample(name: str) -> Path:
 
 
 def models(folder: Path) -> list[Path]:
-    """The models of a sample."""
-    return sorted(path for path in folder.iterdir() if path.suffix in (".onnx", ".mlpackage", ".aimodel"))
+    """The models of a sample, at any depth."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".onnx", ".mlpackage", ".aimodel"))
 
 
 def numbers(bundle: Path, run: str = "media") -> tuple[Arrays, Arrays]:

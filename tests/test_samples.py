@@ -42,9 +42,11 @@ def test_rebuilt_sample_is_the_same(name: str, rebuilt: Path) -> None:
         for key, tensor in was.items():
             # The same torch on another processor may sum in another order.
             np.testing.assert_allclose(now[key], tensor, rtol=0, atol=1e-5, err_msg=key)
-    assert [path.name for path in models(old)] == [path.name for path in models(new)]
+    assert [path.relative_to(old) for path in models(old)] == [path.relative_to(new) for path in models(new)]
+    for name in ("metadata.json", "genai_config.json"):
+        assert not (old / name).exists() or (old / name).read_text() == (new / name).read_text()
     for bundle in models(old):
-        was_model, now_model = engine.open_model(bundle), engine.open_model(new / bundle.name)
+        was_model, now_model = engine.open_model(bundle), engine.open_model(new / bundle.relative_to(old))
         for was_graph, now_graph in zip(was_model.model.graphs, now_model.model.graphs, strict=True):
             assert (was_graph.inputs, was_graph.outputs) == (now_graph.inputs, now_graph.outputs)
             assert [(node.op, node.native) for node in was_graph.nodes] == [

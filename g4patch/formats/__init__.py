@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
+from g4patch.configs import Config
 from g4patch.edits import Plan
 from g4patch.runtimes import Probe
 from g4patch.sidecars import HostTable
@@ -27,8 +28,9 @@ class Model:
     `files` are all that belong to it, `replaced` those that an edit replaces: the graph's own file first, then files
     that are derived from it. `graph_file` is what the graph was read from: the first of `replaced`, or its stage.
 
-    `host_table` is what a model without graphs is: a table that hosts look up. Where a model is changed `in_place`,
-    what is written for each file in `replaced` is a delta of patches, and of the file only these change.
+    `host_table` or `config` is what a model without graphs is: a table that hosts look up, or a file that says how
+    models are wired. Where a model is changed `in_place`, what is written for each file in `replaced` is a delta of
+    patches, and of the file only these change.
 
     `format` is the format's NAME. `native` is the format's own object; nobody else looks into it. `weights` says where
     weights lie in `graph_file`: name -> (offset, size). Names and bytes stay the same when a plan is applied.
@@ -45,6 +47,7 @@ class Model:
     weights: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     host_table: HostTable | None = None
     in_place: bool = False
+    config: Config | None = None
 
 
 class Format(Protocol):
@@ -91,7 +94,10 @@ FORMATS: dict[str, str] = {
     "*_ple.safetensors": "g4patch.formats.sidecar",
     "embed_tokens_per_layer_q8.bin": "g4patch.formats.sidecar",
     "embed_per_layer.i8": "g4patch.formats.sidecar",
+    "genai_config.json": "g4patch.formats.genai",
 }
+# Of these, what belongs to a folder of models and is no bundle by itself.
+COMPANIONS = frozenset({"genai_config.json"})
 
 
 def pattern(path: Path) -> str | None:

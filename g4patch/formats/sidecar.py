@@ -31,7 +31,7 @@ from g4patch.delta import Patch
 from g4patch.edits import Plan
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import NOT_STAGED, Model, Staged
-from g4patch.runtimes import Unavailable
+from g4patch.runtimes import Probe, Unavailable
 from g4patch.sidecars import HostTable, RowPart
 from g4patch.view import Table
 
@@ -129,13 +129,14 @@ def _host(model: Model) -> HostTable:
 
 
 def complete(model: Model, plan: Plan) -> Plan:
+    """The plan itself."""
     return plan
 
 
 def write(model: Model, plan: Plan, staged: Staged) -> None:
     """Write for each file the delta of its patches. Raises EditError where the plan names rows that there are not."""
-    rows = _host(model).table.rows
-    if plan.graph_edits or any(not 0 <= row < rows for copy in plan.row_copies for row in (copy.source, *copy.rows)):
+    named = [row for copy in plan.row_copies for row in (copy.source, *copy.rows)]
+    if len(plan.row_copies) < len(plan.edits) or any(not 0 <= row < _host(model).table.rows for row in named):
         raise EditError(f"the plan does not fit {model.path.name}", "make it again")
     patches = _patches(model, plan)
     for path in model.replaced:
@@ -194,5 +195,6 @@ def validate(model: Model) -> tuple[str, ...]:
     return ()
 
 
-def probe(model: Model, graph: str) -> Any:
+def probe(model: Model, graph: str) -> Probe:
+    """Raises Unavailable: nothing in a table runs."""
     raise Unavailable("a sidecar computes nothing: what the host makes of its rows is not known")

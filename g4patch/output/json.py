@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from g4patch.edits import Const, Edit, GraphEdit, Operand, RowCopy
+from g4patch.edits import ConfigSet, Const, Edit, GraphEdit, Operand, RowCopy
 from g4patch.errors import G4PatchError
 from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis, Lookup, Splice
@@ -172,6 +172,8 @@ def _finding(finding: Finding, report: Report) -> dict[str, Any]:
 
 
 def _edit(edit: Edit) -> dict[str, Any]:
+    if isinstance(edit, ConfigSet):
+        return {"rule": edit.rule, "set": list(edit.path), "value": edit.value}
     if isinstance(edit, RowCopy):
         return {"rule": edit.rule, "copy_row": edit.source, "over_rows": list(edit.rows)}
     return _graph_edit(edit)

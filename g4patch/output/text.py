@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from g4patch.edits import Const, Edit, GraphEdit, NewNode, Operand, RowCopy
+from g4patch.edits import ConfigSet, Const, Edit, GraphEdit, NewNode, Operand, RowCopy
 from g4patch.layers import telling
 from g4patch.output import inspection
 from g4patch.output.layout import (
@@ -47,12 +47,13 @@ def render(report: Report, console: Console, *, show_ple: bool = False, digests:
 def _folder_header(report: Report) -> RenderableType:
     """The folder, how many models it holds, and the verdict that decides."""
     verdict = Text(report.verdict.upper(), VERDICT_STYLE.get(report.verdict, BAD))
-    return spread(Text.assemble((f"{report.path.name}/", "bold"), f"  {len(report.models)} models"), verdict)
+    models = sum(model.subject.looks_up for model in report.models)
+    return spread(Text.assemble((f"{report.path.name}/", "bold"), f"  {models} model{'s' * (models > 1)}"), verdict)
 
 
 def _header(report: Report, model: ModelReport) -> RenderableType:
     subject, path = model.subject, model.subject.model.path
-    verdict = Text(subject.verdict.upper(), VERDICT_STYLE.get(subject.verdict, BAD))
+    verdict = Text(subject.verdict.upper(), VERDICT_STYLE.get(subject.verdict, BAD)) if subject.looks_up else Text()
     if model.plan.edits:
         verdict.append("  (fixable)", "default")
     size = sum(file.stat().st_size for file in subject.model.files)
@@ -159,6 +160,8 @@ def _change(form: str, was: float, now: float, both: bool) -> str:
 
 
 def _planned(edit: Edit, subject: Subject) -> Text:
+    if isinstance(edit, ConfigSet):
+        return Text.assemble((edit.rule, "bold"), f'\n  {".".join(edit.path)} = "{edit.value}"')
     if isinstance(edit, RowCopy):
         copied = f"\n  row {edit.source} over rows {', '.join(str(row) for row in edit.rows)}"
         return Text.assemble((edit.rule, "bold"), copied)

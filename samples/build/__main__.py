@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parents[1]
 BUILDERS: dict[str, Callable[[Path], None]] = {
     "mobius-embedding": onnx_mobius.embedding,
     "mobius-text": onnx_mobius.text,
+    "mobius-package": onnx_mobius.package,
     "onnx-stage": onnx_torch.stage,
     "onnx-right": onnx_torch.right_stage,
     "onnx-host-side": onnx_mobius.decoder,

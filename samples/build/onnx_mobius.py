@@ -1,13 +1,16 @@
 """Samples from mobius, which writes Gemma 4 as a package of ONNX models."""
 
 import logging
+import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 import mobius
 import torch
 import transformers
+from mobius.integrations.ort_genai.auto_export import write_ort_genai_config
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -38,8 +41,8 @@ def _load_config(*args: object, **kwargs: object) -> PreTrainedConfig:
     return config
 
 
-def _export(model: PreTrainedModel, component: str, folder: Path) -> None:
-    """Runs mobius on a saved checkpoint and keeps one model of its package."""
+def _build(model: PreTrainedModel) -> mobius.ModelPackage:
+    """Runs mobius on a saved checkpoint."""
     logging.getLogger("mobius").setLevel(logging.ERROR)  # it warns of the towers' lost weights
     transformers.utils.logging.disable_progress_bar()
     # The towers are not part of any sample, and mobius' audio tower cannot be this small.
@@ -47,11 +50,21 @@ def _export(model: PreTrainedModel, component: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as checkpoint:
         model.save_pretrained(checkpoint, state_dict=weights)
         with patch.object(AutoConfig, "from_pretrained", _load_config):
-            package = mobius.build(checkpoint)
+            return mobius.build(checkpoint)
+
+
+def _keep(package: mobius.ModelPackage, components: Sequence[str], folder: Path) -> None:
+    """Saves some models of a package."""
+    for component in components:
         # mobius names the graph after the path it read.
         package[component].graph.name = f"tiny-gemma4/{component}"
-        kept = mobius.ModelPackage({component: package[component]})
-        kept.save(str(folder), progress_bar=False)
+    kept = mobius.ModelPackage({component: package[component] for component in components})
+    kept.save(str(folder), progress_bar=False)
+
+
+def _export(model: PreTrainedModel, component: str, folder: Path) -> None:
+    """Keeps one model of the package that mobius makes of a model."""
+    _keep(_build(model), [component], folder)
 
 
 def embedding(folder: Path) -> None:
@@ -81,6 +94,17 @@ def decoder(folder: Path) -> None:
     folder.mkdir(parents=True)
     TINY.config().to_json_file(folder / "config.json", use_diff=False)
     _export(model, "decoder", folder)
+
+
+def package(folder: Path) -> None:
+    """mobius' embedding model and decoder, and the configuration by which onnxruntime-genai wires them."""
+    model = TINY.build()
+    exported = _build(model)
+    _keep(exported, ["embedding", "decoder"], folder)
+    TINY.config().to_json_file(folder / "config.json", use_diff=False)
+    with tempfile.TemporaryDirectory() as written:
+        write_ort_genai_config(exported, written)
+        shutil.copy(Path(written) / "genai_config.json", folder)
 
 
 def text(folder: Path) -> None:

@@ -48,7 +48,9 @@ def main(place: Path) -> None:
     finally:
         shutil.rmtree(folder)
     print(f"start-up    {start}\nfix         {fix}\nrevert      {revert}\ncopy        {copy:7.2f} s")
-    print(f"fix beyond start-up: {fix.seconds - start.seconds:.2f} s, a copy costs {copy / fix.seconds:.1f} times a fix")
+    print(
+        f"fix beyond start-up: {fix.seconds - start.seconds:.2f} s, a copy costs {copy / fix.seconds:.1f} times a fix"
+    )
 
 
 if __name__ == "__main__":
