@@ -1,15 +1,32 @@
 """References: stored activations that a bundle must reproduce.
 
-A reference is one safetensors file, found as `<bundle>.reference.safetensors` or named by the user. Layout, schema 1:
+A reference is one safetensors file, found as `<bundle>.reference.safetensors` or named by the user. Layout, schema 1
+(S rows, V ids, L layers of the whole model, D per-layer width, H hidden width):
 
-- tensors `<run>/input/<name>`: what is fed, one prompt a run, by the names of the graph's inputs. `input_ids` integer
-  `[1,S]`, `hidden_states` float `[1,S,H]` (the spliced embeddings), and so on; only what the outputs need.
+- tensors `<run>/input/<name>`: what is fed, one prompt a run, by the names of the graph's inputs; only what the outputs
+  need. Names that `g4patch record` writes and that stand for a graph's own, whatever it calls them: `input_ids` integer
+  `[1,S]`, `position_ids` integer `[1,S]`, `hidden_states` float `[1,S,H]` (the spliced embeddings, at the entry of
+  layer 0), and `image_features`, `audio_features` and `video_features` float `[N,H]` (what was spliced in, by row).
 - tensors `<run>/expected/<name>`: what must come out. `per_layer_identity` float `[1,S,L,D]`, the looked-up rows times
-  their scale; `per_layer_inputs` float `[1,S,L,D]`, what the layers get; any other name is a graph output's.
+  their scale; `per_layer_inputs` float `[1,S,L,D]`, what the layers get; `hidden_states.<k>` float `[1,S,H]`, at the
+  entry of layer k (k = 0: the spliced embeddings; k = L: after the last layer, before the final norm); `logits` float
+  `[1,S,V]`; any other name is a graph output's.
 - metadata `g4patch`: a JSON object with `schema` (1), `model` ("right", or "broken" for activations of a model with
   the fault), `source` (which model and code produced it), `token_ids` (image, audio, video, pad; a modality may be
   missing), and `tolerances`: for each expected name `max_abs` (largest difference allowed), `norm_ratio` (how far the
   ratio of the norms may be from 1) and a `reason` for both.
+
+Metadata that may be missing:
+
+- `layers`: L, and `stages`: `[[0, 21], [21, 42]]`, the first layer of each stage and the one after its last.
+- `runs`: `{run: {"prompt": P, "steps": N, "media": ["image", ...], "without_media": twin}}`. The ids of a run are P
+  tokens of the prompt and then N that the model itself generated from it, greedily: row P-1+i must predict token P+i,
+  so that teacher forcing is one prompt. `without_media` names the run of the same ids, continuation included, in which
+  no features were spliced in: the media rows of its embeddings are the pad id's, as Hugging Face leaves them where it
+  is handed no picture.
+- `image`, `audio`: what the picture was, and the recording.
+- `gates`: `{"source": ..., "after": {"max_kl": x, "argmax": y, "reason": ...}, "teacher_forced": {...}}`, thresholds
+  for the logits of the rows after the media and for the continuation.
 """
 
 from __future__ import annotations
