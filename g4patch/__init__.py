@@ -5,9 +5,12 @@ report = g4patch.fix(Path("bundle.mlpackage"))
 print(report.outcome, report.exit_code)
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("g4patch")
+try:
+    __version__ = version("g4patch")
+except PackageNotFoundError:  # a checkout that is run from where it lies
+    __version__ = "not installed"
 
 from g4patch.engine import Options, check, fix, inspect, open_model, revert, verify_bundle
 from g4patch.report import Report

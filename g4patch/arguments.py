@@ -11,6 +11,7 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 from g4patch import __version__
 from g4patch.copying import Progress
 from g4patch.engine import Options
+from g4patch.record import Request, parse_ids, parse_stages
 from g4patch.tokens import MODALITIES, TokenFlags
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -22,6 +23,18 @@ examples:
   g4patch fix --dry-run model.onnx              what would change?
   g4patch fix model.onnx                        mend it in place, with proof
   g4patch fix model.onnx -o mended/             mend a copy
+  g4patch record --hf google/gemma-4-E2B-it -o model.onnx.reference.safetensors
+                                                what the model should compute
+"""
+
+_RECORD_EXAMPLES = """\
+examples:
+  g4patch record --hf google/gemma-4-E2B-it --split 0:15,15:35 -o REF
+  g4patch record --hf ./gemma --image cat.png --prompt "What is this?" -o REF
+  g4patch record --hf ./tiny --ids 2,7,258880,9 --steps 8 -o REF
+  g4patch record --from-npz activations.npz -o REF
+then:
+  g4patch verify BUNDLE --reference REF
 """
 
 _EXIT_CODES = """\
@@ -42,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"g4patch {__version__}")
     commands = top.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    for add in (_add_inspect, _add_check, _add_fix, _add_verify, _add_revert, _add_explain):
+    for add in (_add_inspect, _add_check, _add_fix, _add_verify, _add_record, _add_revert, _add_explain):
         add(commands)
     return top
 
@@ -73,6 +86,35 @@ def _add_verify(commands: Commands) -> None:
     command = _command(commands, "verify", "judge a bundle as it stands, against a reference")
     _add_checks(command)
     _add_bundle(command)
+
+
+def _add_record(commands: Commands) -> None:
+    command = commands.add_parser(
+        "record",
+        help="record what Hugging Face's model computes, as a reference",
+        description="Record what Hugging Face's own model computes, as a reference for bundles: with\n"
+        "and without media, text alone, and what the model goes on with.",
+        epilog=_RECORD_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("--hf", metavar="MODEL", help="a hub name or a local folder; needs the extra `reference`")
+    source.add_argument("--from-npz", type=Path, metavar="FILE", help="tensors that someone else produced")
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="REF", help="the file to write")
+    command.add_argument("--image", type=Path, metavar="FILE", help="default: a drawing of coloured shapes")
+    command.add_argument("--audio", type=Path, metavar="FILE", help="a WAV file; default: none")
+    command.add_argument("--prompt", metavar="TEXT", help="default: to name the shapes")
+    command.add_argument("--ids", metavar="LIST|FILE", help="token ids in place of a prompt, used as they are")
+    command.add_argument("--steps", type=int, default=64, metavar="N", help="tokens to go on for; default: 64")
+    command.add_argument("--split", metavar="0:21,21:42", help="layers of each stage; default: one stage")
+    command.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="what the model is run in")
+    command.add_argument(
+        "--precision",
+        choices=["float32", "float16", "bfloat16"],
+        default="float32",
+        help="of the bundles to be compared: it decides the tolerances; default: float32",
+    )
+    _add_token_ids(command, "for --from-npz; default: the file's own, then Gemma 4's")
 
 
 def _add_revert(commands: Commands) -> None:
@@ -120,24 +162,45 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     output = command.add_argument_group("output")
     output.add_argument("--format", choices=["text", "json"], default="text", help="default: text")
     output.add_argument("--output-file", type=Path, metavar="FILE", help="write the report there")
-    group = command.add_argument_group(
-        "token ids", "default: config.json and the like beside the bundle, then Gemma 4's"
-    )
+    _add_token_ids(command, "default: config.json and the like beside the bundle, then Gemma 4's")
+
+
+def _add_token_ids(command: argparse.ArgumentParser, default: str) -> None:
+    group = command.add_argument_group("token ids", default)
     for name in (*MODALITIES, "pad"):
         group.add_argument(f"--{name}-token-id", type=int, metavar="ID")
 
 
 def options(arguments: argparse.Namespace, progress: Progress) -> Options:
     """What a user asked for, as the engine takes it. Commands without a flag get its default."""
-    tokens = TokenFlags(
-        arguments.image_token_id, arguments.audio_token_id, arguments.video_token_id, arguments.pad_token_id
-    )
     return Options(
-        tokens,
+        token_flags(arguments),
         select=frozenset(arguments.select),
         ignore=frozenset(arguments.ignore),
         unsafe=getattr(arguments, "unsafe", False),
         reference=getattr(arguments, "reference", None),
         required=frozenset(getattr(arguments, "require", [])),
         progress=progress,
+    )
+
+
+def token_flags(arguments: argparse.Namespace) -> TokenFlags:
+    """The token ids that a user gave."""
+    return TokenFlags(
+        arguments.image_token_id, arguments.audio_token_id, arguments.video_token_id, arguments.pad_token_id
+    )
+
+
+def request(arguments: argparse.Namespace) -> Request:
+    """What a user asked `record --hf` for."""
+    return Request(
+        arguments.hf,
+        image=arguments.image,
+        audio=arguments.audio,
+        prompt=arguments.prompt,
+        ids=parse_ids(arguments.ids) if arguments.ids is not None else None,
+        steps=arguments.steps,
+        stages=parse_stages(arguments.split) if arguments.split is not None else None,
+        dtype=arguments.dtype,
+        precision=arguments.precision,
     )

@@ -12,10 +12,11 @@ from typing import IO
 from rich.console import Console
 from rich.markdown import Markdown
 
-from g4patch import engine
-from g4patch.arguments import options, parser
+from g4patch import engine, record
+from g4patch.arguments import options, parser, request, token_flags
 from g4patch.errors import G4PatchError, UsageError
 from g4patch.output import json, progress, text
+from g4patch.output.layout import in_units
 from g4patch.report import Report
 from g4patch.rules import find_rule, find_rules
 
@@ -106,6 +107,32 @@ def _verify(arguments: argparse.Namespace, err: Console) -> int:
     return _run(arguments, err, lambda bundle: engine.verify_bundle(bundle, wanted), [arguments.bundle])
 
 
+def _record(arguments: argparse.Namespace, err: Console) -> int:
+    out, bar = arguments.output, progress.reporter(err)
+    tokens = {name: token for name, token in vars(token_flags(arguments)).items() if token is not None}
+    _refuse_unused(arguments, [f"{name}_token_id" for name in tokens])
+
+    def say(size: int, what: str) -> None:
+        err.print(_escape(f"{out} will take up to {in_units(size)}: {what}"))
+
+    if arguments.from_npz:
+        lines = record.from_npz(arguments.from_npz, out, tokens, arguments.precision, bar)
+    else:
+        lines = record.from_hugging_face(request(arguments), out, bar, say)
+    for line in lines:
+        print(line)
+    print(f"{out}: {in_units(out.stat().st_size)}; compare with g4patch verify BUNDLE --reference {out}")
+    return 0
+
+
+def _refuse_unused(arguments: argparse.Namespace, token_flags: Sequence[str]) -> None:
+    """A flag that would change nothing is a mistake about what is recorded."""
+    given = [name for name in ("image", "audio", "prompt", "ids", "split") if getattr(arguments, name) is not None]
+    source, unused = ("--from-npz", given) if arguments.from_npz else ("--hf", token_flags)
+    if unused:
+        raise UsageError(f"--{unused[0].replace('_', '-')} changes nothing with {source}", "leave it out")
+
+
 def _revert(arguments: argparse.Namespace, err: Console) -> int:
     for path in engine.revert(arguments.bundle):
         print(f"{path} is as it was")
@@ -127,6 +154,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "check": _check,
     "fix": _fix,
     "verify": _verify,
+    "record": _record,
     "revert": _revert,
     "explain": _explain,
 }

@@ -53,8 +53,8 @@ def copied(
         raise UsageError(f"{out} is not called {pattern(bundle.path)}", "name the output like the input")
     root = bundle.path.parent
     inside = list(_everything(bundle.path)) if bundle.path.is_dir() else list(files)
-    _refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])
-    _refuse_full(out, sum(path.stat().st_size for path in inside))
+    refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])
+    refuse_full(out, sum(path.stat().st_size for path in inside))
     # A new folder is made whole beside its place, and gets its name in one step.
     beside = out.parent if not out.parent.exists() else out
     folder = beside.with_name(f".{beside.name}{_PARTIAL}")
@@ -81,17 +81,19 @@ def _everything(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _refuse_existing(out: Path, others: list[Path]) -> None:
+def refuse_existing(out: Path, others: Sequence[Path] = ()) -> None:
+    """Raise UsageError if `out`, or one of the others, is there already."""
     for path in (out, *others):
         if path.exists():
             raise UsageError(f"{path} exists already", "choose another name, or remove it first")
 
 
-def _refuse_full(out: Path, needed: int) -> None:
+def refuse_full(out: Path, needed: int) -> None:
+    """Raise UsageError unless there is room for `needed` bytes where `out` is to be."""
     place = next(folder for folder in out.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(place).free
     if free < needed:
-        raise UsageError(f"{place} has {free:,} bytes free; the copy needs {needed:,}", "free some space first")
+        raise UsageError(f"{place} has {free:,} bytes free; {out.name} needs {needed:,}", "free some space first")
 
 
 def publish_copy(copy: Copy) -> int:
