@@ -6,18 +6,18 @@ decoder layers and add what an exporter adds: the splice and the ids of the look
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModelOutput, Gemma4TextModel
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+
+from g4patch.record import model as record
 
 PAD = 0
 BOS = 2
@@ -181,72 +181,12 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
     [1,S,H] after the last layer, before the final norm, ``hidden_states_0`` and so on after each
     layer, and ``logits`` [1,S,V].
     """
-    seen: dict[str, Tensor] = {}
-    per_layer: list[Tensor] = []
-    language = model.model.language_model
-
-    def keep_inputs(_module: nn.Module, _args: tuple, kwargs: dict) -> None:
-        seen["inputs_embeds"] = kwargs["inputs_embeds"].clone()
-        seen["per_layer_identity"] = kwargs["per_layer_inputs"].clone()
-        seen["position_ids"] = kwargs["position_ids"].clone()
-
-    def keep_per_layer(_module: nn.Module, args: tuple) -> None:
-        per_layer.append(args[1].clone())
-
-    def keep_hidden(name: str) -> Callable[[nn.Module, tuple, Tensor], None]:
-        def keep(_module: nn.Module, _args: tuple, output: Tensor) -> None:
-            seen[name] = output.clone()
-
-        return keep
-
-    hooks = [language.register_forward_pre_hook(keep_inputs, with_kwargs=True)]
-    hooks += [layer.register_forward_pre_hook(keep_per_layer) for layer in language.layers]
-    for index, layer in enumerate(language.layers):
-        hooks.append(layer.register_forward_hook(keep_hidden(f"hidden_states_{index}")))
-    hooks.append(language.layers[-1].register_forward_hook(keep_hidden("hidden_states")))
-    try:
-        seen["logits"] = _forward(model, input_ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {
-        "input_ids": input_ids,
-        **seen,
-        "per_layer_inputs": torch.stack(per_layer, dim=2),
-    }
-
-
-def _forward(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> Tensor:
-    """One forward pass in which random features stand for the towers' output. Returns the logits."""
-    generator = torch.Generator().manual_seed(1)
-    config = model.config
-    hidden = config.text_config.hidden_size
-
-    def features(token: int) -> Tensor:
-        count = int((input_ids == token).sum())
-        return torch.randn(count, hidden, generator=generator)
-
-    encoded = {
-        kind: BaseModelOutputWithPooling(pooler_output=(features(token),))
-        for kind, token in (("image", config.image_token_id), ("video", config.video_token_id))
-    }
-    audio = features(config.audio_token_id).unsqueeze(0)
-    audio_mask = torch.ones(audio.shape[:2], dtype=torch.bool)
-
-    def audio_features(*_args: object, **_kwargs: object) -> Gemma4AudioModelOutput:
-        return Gemma4AudioModelOutput(pooler_output=audio, attention_mask=audio_mask)
-
-    # Image and video features can be handed to the model; for audio there is no such argument,
-    # so the method that would run the tower is replaced.
-    with patch.object(model.model, "get_audio_features", audio_features), torch.no_grad():
-        logits: Tensor = model(
-            input_ids=input_ids,
-            mm_encoder_outputs=encoded,
-            input_features=audio,
-            input_features_mask=audio_mask,
-            use_cache=False,
-        ).logits
-    return logits
+    layers = model.config.text_config.num_hidden_layers
+    features = record.stand_ins(model.config, input_ids, ("image", "audio", "video"))
+    seen = record.watched(model, input_ids, record.Media(features=features), range(layers + 1))
+    after = {f"hidden_states_{layer}": seen.pop(f"hidden_states.{layer + 1}") for layer in range(layers)}
+    seen["inputs_embeds"] = seen.pop("hidden_states.0")
+    return {**seen, **after, "hidden_states": after[f"hidden_states_{layers - 1}"].clone()}
 
 
 # How far an export of each kind may be off, in rows and sums (values up to 3) and in hidden
