@@ -5,17 +5,17 @@ torch and transformers are imported only when a model is run: they come with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from g4patch.copying import Progress
 from g4patch.errors import MissingExtra
-from g4patch.record.request import INSTALL, Request, parse_ids, parse_stages
+from g4patch.record.request import INSTALL, Announce, Request, parse_ids, parse_stages
 
 __all__ = ["Request", "from_hugging_face", "from_npz", "parse_ids", "parse_stages"]
 
 
-def from_hugging_face(request: Request, out: Path, progress: Progress, say: Callable[[str], None]) -> tuple[str, ...]:
+def from_hugging_face(request: Request, out: Path, progress: Progress, say: Announce) -> tuple[str, ...]:
     """Run a model and write a reference to `out`. Returns a line for each run.
 
     Raises MissingExtra without torch, transformers and pillow, and what `hugging_face.record` raises.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from g4patch.record.model import (
     watched,
 )
 from g4patch.record.prompts import Prompts, prompts
-from g4patch.record.request import Request, Stages
+from g4patch.record.request import Announce, Request, Stages
 from g4patch.record.stream import Spec, Stream, bounds_json, float32, int32, streaming
 
 # The run that has media, the same ids without their features, and the prompt's text alone.
@@ -81,13 +81,14 @@ class _Sizes:
         }
 
 
-def record(request: Request, out: Path, progress: Progress, say: Callable[[str], None]) -> list[Run]:
-    """Run the model and write a reference to `out`. `say` is told what will be written before the model is loaded.
+def record(request: Request, out: Path, progress: Progress, say: Announce) -> list[Run]:
+    """Run the model and write a reference to `out`. `say` is told at most how many bytes, and of what, beforehand.
 
     Raises UsageError where the request does not fit the model or `out` cannot be written, BundleError where the model
     cannot be used.
     """
     refuse_existing(out)
+    transformers.utils.logging.set_verbosity_error()  # weights that are missing are refused here
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     config = load_config(request.model)
@@ -95,7 +96,7 @@ def record(request: Request, out: Path, progress: Progress, say: Callable[[str],
     sizes = _Sizes(config, tuple(sorted({layer for stage in stages for layer in stage})))
     found = prompts(request, config)
     size = _at_most(found, request.steps, sizes)
-    say(f"{out} will hold at most {size / 1e6:,.1f} MB: {_listed(found, request.steps)}")
+    say(size, _listed(found, request.steps))
     refuse_full(out, size)
     model = load_model(request.model, config, request.dtype)
     runs = list(_runs(model, found, request.steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -42,6 +43,8 @@ NO_MEDIA = Media()
 
 def load_config(name: str) -> Gemma4Config:
     """The config of a hub name or a local folder. Raises BundleError for anything but a Gemma 4 with PLE."""
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise BundleError(f"{name} is no folder", "pass a Hugging Face hub name, or a folder with config.json")
     with _refused(name):
         config = AutoConfig.from_pretrained(name)
     if not isinstance(config, Gemma4Config):
@@ -65,7 +68,7 @@ def load_model(name: str, config: Gemma4Config, dtype: str) -> Model:
     lacking = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if lacking:
         raise BundleError(
-            f"{name} lacks {len(lacking)} weights, {lacking[0]} among them",
+            f"{name} lacks weights: {lacking[0]}{' and others' if len(lacking) > 1 else ''}",
             "random ones would stand in for them; take the whole checkpoint",
         )
     # Greedy and nothing else, whatever the checkpoint prefers.
@@ -88,7 +91,7 @@ def _refused(name: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
         raise BundleError(
-            f"{name} cannot be loaded: {first_line}", "pass a Hugging Face hub name or a folder with config.json"
+            f"{name} cannot be loaded: {first_line}", "pass a Hugging Face hub name, or a folder with config.json"
         ) from error
 
 
@@ -146,7 +149,18 @@ def continuation(model: Model, ids: Tensor, media: Media, steps: int) -> Tensor:
 
 @contextmanager
 def _handed(model: Model, ids: Tensor, media: Media) -> Iterator[dict[str, Any]]:
-    """The arguments that hand a model its media."""
+    """The arguments that hand a model its media. Raises BundleError where the model cannot be run with them."""
+    try:
+        with _replaced(model, ids, media) as arguments:
+            yield arguments
+    except (RuntimeError, ValueError, IndexError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise BundleError(f"the model cannot be run: {first_line}", "does Hugging Face's own code run it?") from error
+
+
+@contextmanager
+def _replaced(model: Model, ids: Tensor, media: Media) -> Iterator[dict[str, Any]]:
+    """The arguments, with the audio tower replaced where there are features in its place."""
     types = torch.zeros_like(ids)
     for modality, token in media_ids(model.config).items():
         types[ids == token] = _TOKEN_TYPES[modality]

@@ -72,15 +72,16 @@ def _processor(model: str) -> Any:
     try:
         return Gemma4Processor.from_pretrained(model)
     except ImportError as error:
-        raise MissingExtra(f"the processor of {model} cannot be used: {_first_line(error)}", INSTALL) from error
+        raise MissingExtra(f"the processor of {model} cannot be used: {_first_sentence(error)}", INSTALL) from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{model} has no processor that makes ids of text: {_first_line(error)}", "pass token ids with --ids"
+            f"{model} has no processor that makes ids of text: {_first_sentence(error)}", "pass token ids with --ids"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _first_sentence(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].partition(". ")[0] if lines else type(error).__name__
 
 
 def _processed(processor: Any, text: str, images: list[Image.Image], sounds: list[NDArray[np.float32]]) -> Prompt:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.errors import UsageError
 
 INSTALL = "pip install 'g4patch[reference]'"
+
+# Told, before a model is loaded, at most how many bytes will be written, and of what.
+Announce = Callable[[int, str], None]
 
 Stages = tuple[tuple[int, int], ...]
 
