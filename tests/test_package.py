@@ -14,7 +14,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "g4patch"
 
 _FORMAT_LIBRARIES = {"onnx", "onnxruntime", "onnx_graphsurgeon", "coremltools", "coreai", "google"}
-_NEVER = {"torch", "transformers", "tests", "samples"}
+_HUGGING_FACE = {"torch", "transformers", "PIL"}
+_NEVER = {*_HUGGING_FACE, "tests", "samples"}
+
+# Imported only when a model is run.
+_RECORDERS = {PACKAGE / "record" / f"{name}.py" for name in ("hugging_face", "model", "prompts")}
 
 
 def imports(path: Path) -> set[str]:
@@ -32,7 +36,18 @@ def test_only_formats_and_runtimes_import_format_libraries() -> None:
     for path in PACKAGE.rglob("*.py"):
         libraries = {name.split(".")[0] for name in imports(path)}
         inside = path.relative_to(PACKAGE).parts[0] in ("formats", "runtimes")
-        assert not libraries & (_NEVER if inside else _NEVER | _FORMAT_LIBRARIES), path
+        never = _NEVER - _HUGGING_FACE if path in _RECORDERS else _NEVER
+        assert not libraries & (never if inside else never | _FORMAT_LIBRARIES), path
+
+
+def test_torch_is_imported_only_when_a_model_is_run() -> None:
+    modules = {f"g4patch.record.{path.stem}" for path in _RECORDERS}
+    importers = {path for path in PACKAGE.rglob("*.py") if modules & imports(path)} - _RECORDERS
+    assert importers == {PACKAGE / "record" / "__init__.py"}
+    tree = ast.parse((PACKAGE / "record" / "__init__.py").read_text(encoding="utf-8"))
+    at_import = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert "g4patch.record" not in at_import
+    assert not at_import & modules
 
 
 def test_formats_do_not_import_each_other_and_runtimes_no_format() -> None:

@@ -206,7 +206,7 @@ def _metadata(
             "attention": "eager",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "for": request.precision,
+            "precision": request.precision,
         },
         "token_ids": {**media_ids(config), "pad": pad_id(config)},
         "layers": config.text_config.num_hidden_layers,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
@@ -66,7 +66,7 @@ def _refused(source: Path) -> Iterator[None]:
     except BundleError as error:
         reason = error.message.rpartition(" is not a reference: ")[2]
         raise BundleError(f"{source} makes no reference: {reason}", hint) from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error) as error:
         raise BundleError(f"{source} makes no reference: {error}", hint) from error
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import Gemma4Config, Gemma4ImageProcessorPil, Gemma4Processor
 
-from g4patch.errors import MissingExtra, UsageError
+from g4patch.errors import BundleError, MissingExtra, UsageError
 from g4patch.record import picture
 from g4patch.record.model import NO_MEDIA, SEED, Media, media_ids, rows, stand_ins
 from g4patch.record.request import INSTALL, Request
@@ -65,7 +65,8 @@ def _from_text(request: Request, config: Gemma4Config) -> Prompts:
         sound, about["audio"] = _sound(request.audio, processor.feature_extractor.sampling_rate)
         sounds = [sound]
     alone = _processed(processor, text, [], [])
-    return Prompts(_processed(processor, text, images, sounds) if images or sounds else None, alone, about)
+    shown = _processed(processor, text, images, sounds) if images or sounds else None
+    return Prompts(shown, alone, about)
 
 
 def _processor(model: str) -> Any:
@@ -73,7 +74,7 @@ def _processor(model: str) -> Any:
         return Gemma4Processor.from_pretrained(model)
     except ImportError as error:
         raise MissingExtra(f"the processor of {model} cannot be used: {_first_sentence(error)}", INSTALL) from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # of as many classes as a processor has parts
         raise UsageError(
             f"{model} has no processor that makes ids of text: {_first_sentence(error)}", "pass token ids with --ids"
         ) from error
@@ -85,19 +86,34 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _processed(processor: Any, text: str, images: list[Image.Image], sounds: list[NDArray[np.float32]]) -> Prompt:
-    """One user turn, media first; plain text behind the placeholders where the checkpoint knows no turns."""
-    if processor.chat_template:
+    """One user turn, media first; plain text behind the placeholders where the checkpoint knows no turns.
+
+    Raises BundleError where the processor, or its template, makes nothing of it.
+    """
+    try:
+        made = _called(processor, text, images, sounds)
+    except Exception as error:  # templates are programs
+        raise BundleError(
+            f"the checkpoint's processor makes no prompt: {_first_sentence(error)}", "pass token ids with --ids"
+        ) from error
+    ours = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+    return Prompt(made["input_ids"], Media({name: value for name, value in made.items() if name not in ours}))
+
+
+def _called(
+    processor: Any, text: str, images: list[Image.Image], sounds: list[NDArray[np.float32]]
+) -> Mapping[str, Tensor]:
+    if not processor.chat_template:
+        placeholders = processor.image_token * len(images) + (processor.audio_token or "") * len(sounds)
+        made = processor(text=placeholders + text, images=images or None, audio=sounds or None, return_tensors="pt")
+    else:
         content = [{"type": "image", "image": image} for image in images]
         content += [{"type": "audio", "audio": sound} for sound in sounds]
         turn = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
         made = processor.apply_chat_template(
             [turn], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
-    else:
-        placeholders = processor.image_token * len(images) + (processor.audio_token or "") * len(sounds)
-        made = processor(text=placeholders + text, images=images or None, audio=sounds or None, return_tensors="pt")
-    ours = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-    return Prompt(made["input_ids"], Media({name: value for name, value in made.items() if name not in ours}))
+    return dict(made)
 
 
 def _from_ids(request: Request, config: Gemma4Config, given: tuple[int, ...]) -> Prompts:
@@ -154,7 +170,7 @@ def _image(path: Path | None) -> tuple[Image.Image, str]:
     try:
         with Image.open(path) as image:
             return image.convert("RGB"), _what(path)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UsageError(f"{path} is not a picture: {error}", "PNG and JPEG are read") from error
 
 
@@ -164,7 +180,7 @@ def _sound(path: Path, rate: int) -> tuple[NDArray[np.float32], str]:
         with wave.open(str(path)) as file:
             shape = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2" if shape[1] == 2 else "u1")
-    except (OSError, EOFError, wave.Error) as error:
+    except (OSError, EOFError, ValueError, wave.Error) as error:
         raise UsageError(f"{path} is not a WAV file: {error}", _convert(path, rate)) from error
     if shape != (1, 2, rate) or not samples.size:
         raise UsageError(

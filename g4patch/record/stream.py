@@ -73,8 +73,9 @@ class Stream:
         assert array.shape == spec.shape, f"{name} is {array.shape}, not {spec.shape}"
         if spec.dtype.kind == "f" and not np.isfinite(array).all():
             raise BundleError(f"{name} holds NaN or infinities", "nothing was written; is the checkpoint whole?")
-        self.file.seek(8 + self.room + self.offsets[name])
-        self.file.write(np.ascontiguousarray(array, spec.dtype).data)
+        with _writing(self.path):
+            self.file.seek(8 + self.room + self.offsets[name])
+            self.file.write(np.ascontiguousarray(array, spec.dtype).data)
         self.written.add(name)
         self.done += spec.size
         self.progress(f"writing {self.path.name}", self.done, sum(spec.size for spec in self.specs.values()))
@@ -84,8 +85,10 @@ class Stream:
         assert self.written == set(self.specs), f"not written: {set(self.specs) - self.written}"
         header = _header(self.specs, self.offsets, metadata)
         assert len(header) <= self.room, "the tolerances are longer than the room that was left for them"
-        self.file.seek(0)
-        self.file.write(self.room.to_bytes(8, "little") + header.ljust(self.room))
+        with _writing(self.path):
+            self.file.seek(0)
+            self.file.write(self.room.to_bytes(8, "little") + header.ljust(self.room))
+            self.file.flush()
 
 
 @contextmanager
@@ -102,18 +105,22 @@ def streaming(out: Path, specs: Mapping[str, Spec], metadata: Metadata, progress
     room += -room % 8  # the tensors begin at a multiple of 8, as the library has it
     partial = out.with_name(f".{out.name}.g4patch-partial")
     try:
-        with _created(partial, out) as file:
+        with _writing(out):
+            file = partial.open("wb")
+        with file:
             yield Stream(out, file, specs, room, progress)
         reference.load(partial)
-        sync(partial)
-        os.replace(partial, out)
+        with _writing(out):
+            sync(partial)
+            os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _created(partial: Path, out: Path) -> IO[bytes]:
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
     try:
-        return partial.open("wb")
+        yield
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}", "choose another place") from error
 
