@@ -24,7 +24,7 @@ Metadata that may be missing:
   so that teacher forcing is one prompt. `without_media` names the run of the same ids, continuation included, in which
   no features were spliced in: the media rows of its embeddings are the pad id's, as Hugging Face leaves them where it
   is handed no picture.
-- `image`, `audio`: what the picture was, and the recording.
+- `image`, `audio`, `video`: what the media were.
 - `gates`: `{"source": ..., "after": {"max_kl": x, "argmax": y, "reason": ...}, "teacher_forced": {...}}`, thresholds
   for the logits of the rows after the media and for the continuation.
 """

@@ -80,11 +80,12 @@ def by_embeddings(model: Gemma4ForConditionalGeneration, run: str, recorded: Ten
     embeds = language.embed_tokens(masked)
     for modality in ("image", "audio", "video"):
         if (features := recorded.get(f"{run}/input/{modality}_features")) is not None:
-            embeds[ids == getattr(config, f"{modality}_token_id")] = features
+            embeds[ids == getattr(config, f"{modality}_token_id")] = features.to(model.dtype)
     identity = language.get_per_layer_inputs(masked)
     out = model(inputs_embeds=embeds, per_layer_inputs=identity, output_hidden_states=True, use_cache=False)
-    final = recorded[f"{run}/expected/hidden_states.{TINY.layers}"]
-    found = {f"hidden_states.{k}": out.hidden_states[k] for k in range(TINY.layers)}
+    layers = config.text_config.num_hidden_layers
+    final = recorded[f"{run}/expected/hidden_states.{layers}"].to(model.dtype)
+    found = {f"hidden_states.{k}": out.hidden_states[k] for k in range(layers)}
     # Hugging Face gives the last one normed.
     return {
         **found,
@@ -139,6 +140,18 @@ def plain() -> Path:
     media = ",".join(map(str, Tiny().prompts(14)["media"][0].tolist()))
     record("sample", "--hf", saved("model of the samples", Tiny()), "--ids", media, "--steps", 8)
     return folder
+
+
+def deep() -> None:
+    """As deep as Gemma 4 E2B, and the same model in float64 and float16: what is right and rounds otherwise."""
+    folder = saved("deep", Tiny(layers=35, hidden=64, seed=7))
+    listed = ",".join(map(str, [*PROMPT, *range(20, 50)]))
+    for precision, dtype in (("float32", torch.float64), ("float16", torch.float16)):
+        asked = ("--precision", precision, "--split", "0:15,15:35", "--steps", 0)
+        recorded = load_file(record(f"deep {precision}", "--hf", folder, "--ids", listed, *asked))
+        found = by_embeddings(loaded(folder).to(dtype), "media", recorded)
+        kept = ("per_layer_identity", "per_layer_inputs", "hidden_states.0", "hidden_states.15", "logits")
+        np.savez(FOLDER / f"deep {precision}.npz", **{name: found[name].numpy() for name in kept})
 
 
 class Towered(Tiny):
@@ -275,6 +288,7 @@ if __name__ == "__main__":
     FOLDER = Path(sys.argv[1])
     with torch.no_grad():
         folder = plain()
+        deep()
         picture()
         refusals(folder)
     (FOLDER / "outcomes.json").write_text(json.dumps(outcomes))

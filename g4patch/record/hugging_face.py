@@ -101,7 +101,7 @@ def record(request: Request, out: Path, progress: Progress, say: Announce) -> li
     model = load_model(request.model, config, request.dtype)
     runs = list(_runs(model, found, request.steps))
     metadata = _metadata(request, config, found, runs, stages)
-    specs = {name: spec for run in runs for name, spec in sizes.specs(run.name, run.ids, bool(_spliced(run))).items()}
+    specs = {name: spec for run in runs for name, spec in sizes.specs(run.name, run.ids, _spliced(run)).items()}
     with streaming(out, specs, metadata, progress) as stream:
         bounds = _Bounds(tolerances.coarser(request.dtype, request.precision))
         for run in runs:
@@ -149,11 +149,11 @@ def _runs(model: Model, found: Prompts, steps: int) -> Iterator[Run]:
 
 
 def _spliced(run: Run) -> bool:
-    return run.media != NO_MEDIA
+    return bool(run.media.inputs or run.media.features)
 
 
 def _write(stream: Stream, run: Run, model: Model, boundaries: tuple[int, ...], bounds: _Bounds) -> None:
-    seen = watched(model, run.ids, run.media, {0, *boundaries})
+    seen = watched(model, run.ids, run.media, boundaries)
     bounds.see(seen, moved(model, run.ids, run.media, seen, bounds.precision.rounding))
     inputs = {"input_ids": seen.pop("input_ids"), "position_ids": seen.pop("position_ids")}
     inputs["hidden_states"] = seen["hidden_states.0"]
