@@ -151,7 +151,7 @@ def _wanted(analysis: GraphAnalysis, run: Run) -> dict[str, tuple[str, Shaper]]:
             wanted[name] = (lookup.output, _scaled(lookup, expected.shape))
         elif name == _COMBINED and lookup is not None and lookup.combined:
             wanted[name] = (lookup.combined, lambda array: array)
-        elif name in analysis.graph.outputs:
+        elif name in analysis.graph.outputs or name in analysis.graph.states:
             wanted[name] = (name, lambda array: array)
     return wanted
 

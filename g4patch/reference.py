@@ -7,10 +7,11 @@ A reference is one safetensors file, found as `<bundle>.reference.safetensors` o
   need. Names that `g4patch record` writes and that stand for a graph's own, whatever it calls them: `input_ids` integer
   `[1,S]`, `position_ids` integer `[1,S]`, `hidden_states` float `[1,S,H]` (the spliced embeddings, at the entry of
   layer 0), and `image_features`, `audio_features` and `video_features` float `[N,H]` (what was spliced in, by row).
+  States start empty (zeros) unless they are given like inputs.
 - tensors `<run>/expected/<name>`: what must come out. `per_layer_identity` float `[1,S,L,D]`, the looked-up rows times
   their scale; `per_layer_inputs` float `[1,S,L,D]`, what the layers get; `hidden_states.<k>` float `[1,S,H]`, at the
   entry of layer k (k = 0: the spliced embeddings; k = L: after the last layer, before the final norm); `logits` float
-  `[1,S,V]`; any other name is a graph output's.
+  `[1,S,V]`; any other name is a graph output's, or that of a state: what it holds after the run.
 - metadata `g4patch`: a JSON object with `schema` (1), `model` ("right", or "broken" for activations of a model with
   the fault), `source` (which model and code produced it), `token_ids` (image, audio, video, pad; a modality may be
   missing), and `tolerances`: for each expected name `max_abs` (largest difference allowed), `norm_ratio` (how far the

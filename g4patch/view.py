@@ -153,6 +153,7 @@ class Table:
 class Graph:
     """One function of one model, nodes in an order in which operands stand before their uses.
 
+    `states` names the inputs that are kept between runs; as a value, such a one is what it holds after a run.
     `constants` holds values of at most `SMALL_CONSTANT` elements. `tables` holds every tensor that a gather reads
     and that is not computed from a graph input, and every graph input that a gather reads as its data.
     """
@@ -164,6 +165,7 @@ class Graph:
     values: Mapping[str, Value]
     constants: Mapping[str, NDArray[Any]]
     tables: Mapping[str, Table]
+    states: frozenset[str] = frozenset()
 
     @cached_property
     def _producers(self) -> dict[str, Node]:

@@ -31,4 +31,7 @@ class Probe(Protocol):
         """The same with rows `[N]` fed as the gather's index, past everything that computes it: `[N, W]`."""
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Values for one prompt. `feeds` are by graph input, cast to its dtype; those that are not needed are left."""
+        """Values for one prompt. `feeds` are by graph input, cast to its dtype; those that are not needed are left.
+
+        States start with what is fed to them, else with zeros; one among `outputs` is what it holds after the run.
+        """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from g4patch.formats.coreai.draft import Reading
 from g4patch.formats.coreai.model import Native, native
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.runtimes import coreai as runtime
-from g4patch.view import Op
+from g4patch.view import Graph, Op
 
 
 def validate(model: Model) -> tuple[str, ...]:
@@ -57,17 +57,24 @@ class _Probe:
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Values for one prompt, bf16 and fp8 as float32. Feeds that are not needed are left."""
-        needed = {name for output in outputs for name in depends_on(self.reading.graph, output)}
-        missing = sorted(needed - feeds.keys())
+        graph = self.reading.graph
+        for name in outputs:
+            if graph.value(name).dtype is None:
+                raise Unavailable(f"{name} is no tensor")
+        writes = [write for name in outputs if name in graph.states for write in _writes(graph, name)]
+        needed = {name for value in (*outputs, *writes) for name in depends_on(graph, value)}
+        missing = sorted(needed - feeds.keys() - graph.states)
         if missing:
             raise Unavailable(f"nothing is given for {', '.join(missing)}")
         request = {
             "feeds": {f"feed{number}": self._place(name) for number, name in enumerate(sorted(needed))},
             "outputs": {f"output{number}": self._place(name) for number, name in enumerate(outputs)},
+            "writes": [self._place(write) for write in writes],
         }
         with runtime.workspace() as folder:
             for number, name in enumerate(sorted(needed)):
-                np.save(folder / f"feed{number}.npy", feeds[name], allow_pickle=False)
+                if name in feeds:
+                    np.save(folder / f"feed{number}.npy", feeds[name], allow_pickle=False)
             self._ask("run", request, folder)
             return {
                 name: np.load(folder / f"output{number}.npy", allow_pickle=False) for number, name in enumerate(outputs)
@@ -104,3 +111,13 @@ class _Probe:
         if place is None:
             raise Unavailable(f"{name} is not a value of the program")
         return [list(place.calls), place.value]
+
+
+def _writes(graph: Graph, state: str) -> Iterator[str]:
+    """What the writes to a state return, in the order of the program; also of those inside calls."""
+    names = {state}
+    for node in graph.nodes:
+        if node.native == "coreai.invoke" and node.operands["x"] in names:
+            names.add(node.output)
+        elif node.native == "coreai.write_handle" and node.operands["0"] in names:
+            yield node.output

@@ -45,6 +45,11 @@ def value(name: str, type: str) -> Value:
     return Value(name, dtype(element), shape)
 
 
+def is_state(type: str) -> bool:
+    """Whether a type is that of something kept between runs."""
+    return _HANDLE.fullmatch(type) is not None
+
+
 def _inner(type: str) -> str:
     handle = _HANDLE.fullmatch(type)
     return handle.group(1) if handle else type

@@ -86,6 +86,9 @@ class _Builder:
             values=self.draft.values,
             constants=self.draft.constants,
             tables=tables,
+            states=frozenset(
+                value.name for value, type in zip(inputs, block["arguments"], strict=True) if types.is_state(type)
+            ),
         )
         return Reading(graph, self.draft.uses, self.draft.places)
 

@@ -29,13 +29,16 @@ _USED = {
         "RankedTensorType",
     ),
     "coreai._compiler.dialects.coreai": (
+        "HandleType",
         "broadcasting_and",
         "broadcasting_equal",
         "broadcasting_or",
         "broadcasting_where",
         "cast",
         "constant",
+        "create_token",
         "expand_dims",
+        "join_token",
         "not_",
         "output",
     ),
@@ -66,6 +69,7 @@ create_elements: Any = _found[
 ]
 AIProgram: Any = _found["coreai.authoring.asset.AIProgram"]
 GraphOp: Any = _found["coreai.authoring.graph_builder.GraphOp"]
+HandleType: Any = _found["coreai._compiler.dialects.coreai.HandleType"]
 RuntimeArray: Any = _found["coreai.runtime.NDArray"]
 
 

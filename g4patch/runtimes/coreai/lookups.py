@@ -8,7 +8,7 @@ that is done to them (dequantisation, the gather itself) is the model's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from g4patch.runtimes.coreai.bindings import ir, load_program
 from g4patch.runtimes.coreai.slices import Known, Place, Source, build, copy_of, execute
-from g4patch.runtimes.coreai.tables import CannotRun, nbytes, numpy_dtype, with_rows
+from g4patch.runtimes.coreai.tables import CannotRun, held, is_state, nbytes, numpy_dtype, with_rows
 
 Array = NDArray[Any]
 
@@ -55,45 +55,60 @@ def lookup(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def run(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Compute values for one prompt: `<name>.npy` for each feed and each output, bf16 and fp8 as float32.
 
-    Requests: what `Source.of` takes; `feeds` and `outputs`: name -> place. Answers as `lookup`.
+    Requests: what `Source.of` takes; `feeds` and `outputs`: name -> place; `writes`: places of what writes to a state
+    return, which are carried out too. A state as an output is what it holds after the run; one that is fed, with a
+    `<name>.npy` or without, starts with that or with zeros. Answers as `lookup`.
     """
     _, module = load_program(Path(request["path"]))
     with module.context, ir.Location.unknown():
         source = Source.of(module, request)
         feeds = {name: source.place(spec) for name, spec in request["feeds"].items()}
         outputs = {name: source.place(spec) for name, spec in request["outputs"].items()}
+        states = {place: name for name, place in feeds.items() if is_state(place[1].type)}
+        computed = {name: place for name, place in outputs.items() if place not in states}
+        writes = [source.place(spec) for spec in request["writes"]]
         try:
-            fed = {
-                name: np.load(folder / f"{name}.npy", allow_pickle=False).astype(numpy_dtype(value.type))
-                for name, (_, value) in feeds.items()
-            }
-            results = _values(source, feeds, outputs, fed, folder)
+            fed = {name: _fed(folder / f"{name}.npy", value.type) for name, (_, value) in feeds.items()}
+            results = _values(source, feeds, computed, writes, fed, folder)
         except CannotRun as error:
             return {"skipped": str(error)}
-    for name, result in results.items():
-        np.save(folder / f"{name}.npy", result)
+    for name, place in outputs.items():
+        np.save(folder / f"{name}.npy", results[states.get(place, name)])
     return {}
+
+
+def _fed(path: Path, type: Any) -> Array:
+    """What is fed to an input, in its dtype. A state for which there is nothing starts empty."""
+    tensor = held(type)
+    dtype = numpy_dtype(tensor)
+    if path.exists():
+        return np.load(path, allow_pickle=False).astype(dtype)
+    if not tensor.has_static_shape:
+        raise CannotRun("a state is of no fixed size, and nothing is given for it")
+    return np.zeros(tensor.shape, dtype)
 
 
 def _values(
     source: Source,
     feeds: Mapping[str, Place],
     outputs: Mapping[str, Place],
+    writes: Sequence[Place],
     fed: Mapping[str, Array],
     folder: Path,
 ) -> dict[str, Array]:
     """Values of a program for one prompt, with large tables narrowed to the rows that it reads."""
     inputs = {place: name for name, place in feeds.items()}
-    gathers = [place for place in source.behind(outputs.values(), inputs) if _reads_much(source, place)]
+    wanted = [*outputs.values(), *writes]
+    gathers = [place for place in source.behind(wanted, inputs) if _reads_much(source, place)]
     tables = {place: source.operands(place)[0] for place in gathers}
     indices = {place: f"index {number}" for number, place in enumerate(gathers)}
-    weights = _weights(source, outputs, [*inputs, *gathers])
-    if weights * _COPIES > _PART * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise CannotRun(f"it needs about {weights * _COPIES / 1e9:.1f} GB of memory")
-    wanted: dict[Place, Array] = {}
+    size = _weights(source, wanted, [*inputs, *gathers]) + sum(_state_size(value.type) for _, value in inputs)
+    if size * _COPIES > _PART * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise CannotRun(f"it needs about {size * _COPIES / 1e9:.1f} GB of memory")
+    rows_read: dict[Place, Array] = {}
     for place, name in indices.items():
         rows = _rows(_index_for(source, feeds, source.operands(place)[1], fed, folder), tables[place])
-        wanted[place], at = np.unique(rows, return_inverse=True)
+        rows_read[place], at = np.unique(rows, return_inverse=True)
         index_type = source.operands(place)[1][1].type
         fed = {**fed, name: at.reshape(rows.shape).astype(numpy_dtype(index_type))}
     types = {name: place[1].type for name, place in feeds.items()}
@@ -102,24 +117,32 @@ def _values(
     def known(arguments: Mapping[str, Any]) -> Known:
         found = {place: arguments[name] for name, place in feeds.items()}
         for place, name in indices.items():
-            found[place] = _gather(source, place, wanted[place], arguments[name])
+            found[place] = _gather(source, place, rows_read[place], arguments[name])
         return found
 
-    return execute(build(source, types, known, outputs), [fed], folder)[0]
+    return execute(build(source, types, known, outputs, writes), [fed], folder)[0]
 
 
-def _weights(source: Source, outputs: Mapping[str, Place], known: list[Place]) -> int:
-    """The bytes of all constants that some outputs need."""
-    places = source.behind(outputs.values(), known)
+def _weights(source: Source, wanted: Sequence[Place], known: Sequence[Place]) -> int:
+    """The bytes of all constants that some values need."""
+    places = source.behind(wanted, known)
     return sum(nbytes(value.type) for _, value in places if value.owner.name == "coreai.constant")
 
 
+def _state_size(type: Any) -> int:
+    return nbytes(held(type)) if is_state(type) else 0
+
+
 def _reads_much(source: Source, place: Place) -> bool:
+    """Whether a value is gathered from a large table of weights."""
     owner = place[1].owner
     if isinstance(owner, ir.Block) or owner.name not in _GATHERS:
         return False
     table = source.operands(place)[0]
-    return not isinstance(table[1].owner, ir.Block) and nbytes(table[1].type) > _SMALL_TABLE
+    large = nbytes(table[1].type) > _SMALL_TABLE
+    while not isinstance(table[1].owner, ir.Block) and table[1].owner.name in _ON_THE_PATH:
+        table = source.operands(table)[0]
+    return large and not isinstance(table[1].owner, ir.Block) and table[1].owner.name == "coreai.constant"
 
 
 def _index_for(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from g4patch.runtimes.coreai.bindings import AIProgram, GraphOp, RuntimeArray, ir, ops
 from g4patch.runtimes.coreai.program import Numbered
-from g4patch.runtimes.coreai.tables import CannotRun, Rows
+from g4patch.runtimes.coreai.tables import CannotRun, Rows, is_state
 
 Array = NDArray[Any]
 
 # A value, and the `coreai.invoke` operations around it by number, outermost first.
 Place = tuple[tuple[int, ...], Any]
 Known = Mapping[Place, Any]
+
+_WRITE = "coreai.write_handle"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,14 @@ class Source:
             raise CannotRun("it depends on another input")
         if len(owner.regions):
             raise CannotRun(f"it is computed inside {owner.name}")
+        if owner.name == _WRITE and owner.parent.operation.name != "coreai.graph":
+            raise CannotRun(f"a state is written inside {owner.parent.operation.name}")
         return [self.resolve((scope, operand)) for operand in owner.operands]
+
+    def position(self, place: Place) -> tuple[int, ...]:
+        """Where a value is computed: comes before another's if the program, calls read through, computes it before."""
+        scope, value = place
+        return (*scope, self.numbered.op_number(value.owner))
 
     def behind(self, places: Iterable[Place], known: Iterable[Place]) -> Iterator[Place]:
         """All that is computed on the way to some values, from what is known on, each once."""
@@ -83,29 +92,26 @@ class Source:
                 stack.extend(self.operands(place))
 
 
-class _Cutter:
-    """Copies what computes a value to the insertion point, as far as values that are already there."""
+def _copies(source: Source, places: Iterable[Place], known: Known) -> dict[Place, Any]:
+    """Copies, at the insertion point, of some values and of what computes them from those that are known.
 
-    def __init__(self, source: Source, known: Known) -> None:
-        self.source = source
-        self.copies: dict[Place, Any] = dict(known)
-
-    def value(self, place: Place) -> Any:
-        if place in self.copies:
-            return self.copies[place]
-        operands = [self.value(operand) for operand in self.source.operands(place)]
-        scope, value = place
+    They stand in the order of the program, in which a state may be read before something else writes it.
+    """
+    copies = dict(known)
+    for scope, value in sorted(source.behind(places, known), key=source.position):
+        if (scope, value) in copies:  # another result of the same operation
+            continue
         copy = value.owner.clone(ip=ir.InsertionPoint.current).operation
-        for number, operand in enumerate(operands):
-            copy.operands[number] = operand
+        for number, operand in enumerate(source.operands((scope, value))):
+            copy.operands[number] = copies[operand]
         for original, result in zip(value.owner.results, copy.results, strict=True):
-            self.copies[scope, original] = result
-        return self.copies[place]
+            copies.setdefault((scope, original), result)
+    return copies
 
 
 def copy_of(source: Source, place: Place) -> Any:
     """A copy, at the insertion point, of a value that depends on no input."""
-    return _Cutter(source, {}).value(place)
+    return _copies(source, [place], {})[place]
 
 
 def build(
@@ -113,26 +119,44 @@ def build(
     feeds: Mapping[str, Any],
     known: Callable[[Mapping[str, Any]], Known],
     outputs: Mapping[str, Place],
+    writes: Sequence[Place] = (),
 ) -> Any:
     """A module whose only function `main` computes values of a program.
 
     `feeds` are the names and types of its inputs, `known` makes of them the values to start from, `outputs`
-    are the names and places of its results.
+    are the names and places of its results, `writes` those of writes to states that it carries out too.
     """
     module = ir.Module.create()
-    types = [value.type for _, value in outputs.values()]
+    states = [name for name, type in feeds.items() if is_state(type)]
+    types = [value.type for _, value in outputs.values()] + [ir.Type.parse("!coreai.token")] * len(states)
     with ir.InsertionPoint(module.body):
-        names = {"input_names": list(feeds), "result_names": list(outputs)}
+        # The dialect asks for a token a state, under its name: when all is done to it.
+        names = {"input_names": list(feeds), "result_names": [*outputs, *states]}
         graph = GraphOp("main", list(feeds.values()), types, **names)
         with graph.block:
-            cutter = _Cutter(source, known(dict(zip(feeds, graph.arguments, strict=True))))
-            ops.output([cutter.value(place) for place in outputs.values()])
+            start = known(dict(zip(feeds, graph.arguments, strict=True)))
+            copies = _copies(source, [*outputs.values(), *writes], start)
+            tokens = [_token(graph.entry_block, state) for state in graph.arguments if is_state(state.type)]
+            ops.output([*(copies[place] for place in outputs.values()), *tokens])
     module.operation.verify()
     return module
 
 
+def _token(block: Any, state: Any) -> Any:
+    """The token, at the insertion point, that comes after all writes to a state in a block."""
+    written = [op.operation.results[0] for op in block.operations if _writes_to(op.operation, state)]
+    return ops.join_token(written) if len(written) > 1 else written[0] if written else ops.create_token()
+
+
+def _writes_to(op: Any, state: Any) -> bool:
+    return op.name == _WRITE and op.operands[0] == state
+
+
 def execute(module: Any, feeds: Iterable[Mapping[str, Array]], folder: Path) -> list[dict[str, Array]]:
-    """The results of a module's `main` on Apple's runtime, for each of some feeds."""
+    """The results of a module's `main` on Apple's runtime, for each of some feeds.
+
+    What is fed to a state is its content before the run; what it holds after it is among the results, by its name.
+    """
 
     async def run() -> list[dict[str, Array]]:
         with tempfile.TemporaryDirectory(dir=folder) as here:
@@ -141,8 +165,10 @@ def execute(module: Any, feeds: Iterable[Mapping[str, Array]], folder: Path) -> 
                 function = model.load_function("main")
                 results = []
                 for feed in feeds:
-                    found = await function({name: RuntimeArray(array) for name, array in feed.items()})
-                    results.append({name: _copy(result) for name, result in found.items()})
+                    given = {name: RuntimeArray(array) for name, array in feed.items()}
+                    states = {name: given.pop(name) for name in function.desc.state_names}
+                    found = await function(given, state=states)
+                    results.append({name: _copy(result) for name, result in {**found, **states}.items()})
                 return results
 
     return asyncio.run(run())

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch.runtimes.coreai.bindings import ConstantOp, create_elements, ir
+from g4patch.runtimes.coreai.bindings import ConstantOp, HandleType, create_elements, ir
 
 Array = NDArray[Any]
 
@@ -97,6 +97,15 @@ def numpy_dtype(tensor: Any) -> Any:
     if element == "i1":
         return np.dtype(bool)
     return np.dtype(f"{'uint' if match.group(1) == 'u' else 'int'}{match.group(2)}")
+
+
+def is_state(type: Any) -> bool:
+    return isinstance(type, HandleType)
+
+
+def held(type: Any) -> Any:
+    """The type of what a state holds; any other type as it is."""
+    return type.inner_type if is_state(type) else type
 
 
 def nbytes(tensor: Any) -> int:
