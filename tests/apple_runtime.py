@@ -21,8 +21,12 @@ from coreai.runtime import NDArray
 async def run(asset, folder, output, feeds):
     async with AIModelAsset.load(asset).executable() as model:
         function = model.load_function("main")
-        result = await function({name: NDArray(np.load(f"{folder}/{name}.npy")) for name in feeds})
-        np.save(f"{folder}/{output}.npy", result[output].numpy())
+        states = {}
+        for name in function.desc.state_names:
+            empty = function.desc.state_descriptor(name)
+            states[name] = NDArray(np.zeros(empty.shape, empty.dtype))
+        result = await function({name: NDArray(np.load(f"{folder}/{name}.npy")) for name in feeds}, state=states)
+        np.save(f"{folder}/{output}.npy", {**result, **states}[output].numpy())
 
 asset, folder, output, *feeds = sys.argv[1:]
 asyncio.run(run(asset, folder, output, feeds))
@@ -31,7 +35,7 @@ os._exit(0)  # coreai-core 1.0.0b3 aborts now and then when the interpreter shut
 
 
 def whole(asset: Path, feeds: Mapping[str, NDArray[Any]], output: str = "hidden_states_out") -> NDArray[Any]:
-    """An output of the function `main` for one prompt."""
+    """An output of the function `main` for one prompt, or a state after it; states start empty."""
     with tempfile.TemporaryDirectory() as folder:
         for name, array in feeds.items():
             np.save(f"{folder}/{name}.npy", array if name == "hidden_states" else array.astype(np.int32))

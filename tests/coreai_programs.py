@@ -29,7 +29,7 @@ def main(kind: str, target: Path) -> None:
     with context, ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            KINDS[kind](ir.Type.parse)
+            {**KINDS, **STATEFUL}[kind](ir.Type.parse)
         module.operation.verify()
         AIProgram._from_mlir_module(module).save_asset(target)
 
@@ -201,6 +201,65 @@ def _large(type: Any) -> None:
     table = (np.arange(40_000 * WIDTH) % 251).reshape(40_000, WIDTH).astype(np.float32)
     _stage(type, lambda ids, _: _gather(ops.constant(table), ids))
 
+
+def _counter(held: str = "2x3xf32", write: Callable[[Any, Any, Any], Any] | None = None) -> Callable[[Any], None]:
+    """A state `held` and an input `step`: writes held + step, then twice that; `seen` is 100 before + what it holds."""
+
+    def build(type: Any) -> None:
+        from coreai._compiler.dialects import coreai as ops
+        from coreai.authoring.graph_builder import GraphOp
+
+        tensor, handle, token = type(f"tensor<{held}>"), type(f"!coreai.handle<tensor<{held}>>"), type("!coreai.token")
+        names = {"input_names": ["held", "step"], "result_names": ["held", "seen"]}
+        graph = GraphOp("main", [handle, tensor], [token, tensor], **names)
+        with graph.block:
+            state, step = graph.arguments
+            before, read = ops.read_handle(state, ops.create_token())
+            written = ops.write_handle(state, ops.broadcasting_add(before, step), read)
+            once, read = ops.read_handle(state, written)
+            written = (write or ops.write_handle)(state, ops.broadcasting_add(once, once), read)
+            after, last = ops.read_handle(state, written)
+            hundred = ops.cast(ops.constant(np.float32(100)), tensor.element_type)
+            ops.output([last, ops.broadcasting_add(ops.broadcasting_mul(before, hundred), after)])
+
+    return build
+
+
+def _written_by_a_call(state: Any, value: Any, token: Any) -> Any:
+    from coreai._compiler import ir
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.authoring.graph_builder import GraphOp, invoke
+
+    module = ir.InsertionPoint.current.block.owner.parent.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_begin(module):
+        body = GraphOp("write_1234", [state.type, value.type, token.type], [token.type], private=True, no_inline=True)
+    with body.block:
+        ops.output([ops.write_handle(*body.arguments)])
+    return invoke([token.type], "write_1234", [state, value, token])[0]
+
+
+def _written_in_a_branch(state: Any, value: Any, token: Any) -> Any:
+    from coreai._compiler.dialects import coreai as ops
+
+    made: Any = ops.if_([token.type], ops.constant(True))
+    result, branches = made
+    for branch in branches:
+        with branch:
+            ops.yield_([ops.write_handle(state, value, token)])
+    return result
+
+
+# Programs without a lookup.
+STATEFUL: dict[str, Callable[[Any], None]] = {
+    "state": _counter(),
+    "state-f16": _counter("2x3xf16"),
+    "state-bf16": _counter("2x3xbf16"),
+    "state-si32": _counter("2x3xsi32"),
+    "state-open": _counter("?x3xf32"),
+    "state-large": _counter("1000000x1000000xf32"),
+    "state-called": _counter(write=_written_by_a_call),
+    "state-branch": _counter(write=_written_in_a_branch),
+}
 
 KINDS: dict[str, Callable[[Any], None]] = {
     "plain": _plain,

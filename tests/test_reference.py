@@ -46,7 +46,7 @@ def rewrite(path: Path, change: Callable[[Tensors, Metadata], object]) -> None:
     save_file(tensors, path, {"g4patch": json.dumps(metadata)})
 
 
-@pytest.mark.parametrize("name", ONNX + CORE_ML)
+@pytest.mark.parametrize("name", [*ONNX, *CORE_ML, "coreai-state"])
 def test_samples_fail_before_and_pass_after(name: str, copy: Copy) -> None:
     bundle = copy(name)
     before = verify_bundle(bundle)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, Gemma4Config, GenerationConfig
+from transformers import AutoConfig, DynamicCache, Gemma4Config, GenerationConfig
 from transformers import Gemma4ForConditionalGeneration as Model
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModelOutput
@@ -124,10 +124,14 @@ def rows(config: Gemma4Config, ids: Tensor) -> dict[str, int]:
     return {name: int((ids == token).sum()) for name, token in media_ids(config).items()}
 
 
-def forward(model: Model, ids: Tensor, media: Media = NO_MEDIA) -> Tensor:
-    """The logits of all rows, `[1,S,V]`, for ids `[1,S]`. Without media, media rows keep the pad id's embeddings."""
+def forward(model: Model, ids: Tensor, media: Media = NO_MEDIA, cache: DynamicCache | None = None) -> Tensor:
+    """The logits of all rows, `[1,S,V]`, for ids `[1,S]`. Without media, media rows keep the pad id's embeddings.
+
+    What the layers keep for later prompts is left in `cache`.
+    """
     with torch.no_grad(), _handed(model, ids, media) as arguments:
-        logits: Tensor = model(input_ids=ids, use_cache=False, **arguments).logits
+        kept = {"past_key_values": cache, "use_cache": cache is not None}
+        logits: Tensor = model(input_ids=ids, **kept, **arguments).logits
     return logits
 
 
@@ -187,8 +191,10 @@ def _replaced(model: Model, ids: Tensor, media: Media) -> Iterator[dict[str, Any
         yield {**arguments, "input_features": audio.unsqueeze(0), "input_features_mask": mask}
 
 
-def watched(model: Model, ids: Tensor, media: Media, boundaries: Collection[int]) -> Tensors:
-    """One forward pass, and what went through it.
+def watched(
+    model: Model, ids: Tensor, media: Media, boundaries: Collection[int], cache: DynamicCache | None = None
+) -> Tensors:
+    """One forward pass, and what went through it; keys and values are left in `cache`.
 
     `input_ids`, `position_ids` integer `[1,S]`; in the model's dtype `per_layer_identity` and `per_layer_inputs`
     `[1,S,L,D]`, `hidden_states.<k>` `[1,S,H]` at the entry of layer k for each k of `boundaries` (L: after the last
@@ -216,7 +222,7 @@ def watched(model: Model, ids: Tensor, media: Media, boundaries: Collection[int]
     hooks += [layer.register_forward_pre_hook(keep_per_layer) for layer in language.layers]
     hooks += [entered[k].register_forward_pre_hook(keep_hidden(k)) for k in sorted(boundaries)]
     with _removed(hooks):
-        seen["logits"] = forward(model, ids, media)
+        seen["logits"] = forward(model, ids, media, cache)
     return {**seen, "per_layer_inputs": torch.stack(per_layer, dim=2)}
 
 

@@ -58,10 +58,16 @@ def _one_stage(folder: Path, tiny: Tiny, precision: str, expected: dict[str, str
     """A whole stage, 1 to 64 rows; ``precision`` names the tolerances of the reference beside it."""
     model = tiny.build()
     numbers = write_reference(folder / "stage.aimodel", tiny, model, 14, expected, STAGE_INPUTS, precision)
-    half = precision == "float16"
-    module, hidden_states = Stage(model), numbers["inputs_embeds"]
+    return _converted(Stage(model), numbers, half=precision == "float16")
+
+
+def _converted(module: nn.Module, numbers: dict[str, Tensor], half: bool, static: bool = False) -> AIProgram:
+    """A stage in float32 or, ``half``, in float16."""
+    hidden_states = numbers["inputs_embeds"]
     converter = _release()
-    _add(converter, module.half() if half else module, hidden_states.half() if half else hidden_states, numbers)
+    if half:
+        module, hidden_states = module.half(), hidden_states.half()
+    _add(converter, module, hidden_states, numbers, static=static)
     return converter.to_coreai()
 
 
@@ -114,17 +120,25 @@ class _FirstPrompt(StateCache):
 def state(folder: Path) -> None:
     """float32, static [1,8], keys and values of 16 rows in states.
 
-    The reference holds what does not depend on the states: the part up to the layers.
+    The reference holds the states after the run too, by the names that the export gives them.
     """
+    _stateful(folder, "float32")
+
+
+def state_fp16(folder: Path) -> None:
+    """The same in float16."""
+    _stateful(folder, "float16")
+
+
+def _stateful(folder: Path, precision: str) -> None:
     tiny = Tiny()
     model = tiny.build()
-    expected = {name: STAGE_EXPECTED[name] for name in ("per_layer_identity", "per_layer_inputs")}
-    numbers = write_reference(folder / "stage.aimodel", tiny, model, 8, expected, STAGE_INPUTS)
-    module = StatefulStage(model, 16)
-    module.cache = _FirstPrompt(module.language, 16)
-    converter = _release()
-    _add(converter, module, numbers["inputs_embeds"], numbers, static=True)
-    converter.to_coreai().save_asset(folder / "stage.aimodel")
+    held = {f"cache_{kind}_{layer}": f"{kind}_{layer}" for layer in range(tiny.layers) for kind in ("keys", "values")}
+    expected = {**STAGE_EXPECTED, **held}
+    numbers = write_reference(folder / "stage.aimodel", tiny, model, 8, expected, STAGE_INPUTS, precision)
+    module = StatefulStage(model)
+    module.cache = _FirstPrompt(module.language)
+    _converted(module, numbers, half=precision == "float16", static=True).save_asset(folder / "stage.aimodel")
 
 
 # The layer that the second of two stages begins with.

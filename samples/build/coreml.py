@@ -163,7 +163,7 @@ def state(folder: Path) -> None:
     model = tiny.build()
     bundle = folder / "stage.mlpackage"
     numbers = write_reference(bundle, tiny, model, 8, STAGE_EXPECTED, STAGE_INPUTS, "float16")
-    convert(StatefulStage(model, 16), numbers, ct.target.iOS18, ct.precision.FLOAT16).save(str(bundle))
+    convert(StatefulStage(model), numbers, ct.target.iOS18, ct.precision.FLOAT16).save(str(bundle))
 
 
 def multifunction(folder: Path) -> None:
@@ -187,7 +187,7 @@ def save_functions(
     with TemporaryDirectory() as parts:
         for name, numbers in prompts.items():
             part = Path(parts) / f"{name}.mlpackage"
-            convert(StatefulStage(model, 16, right), numbers, ct.target.iOS18, ct.precision.FLOAT16).save(str(part))
+            convert(StatefulStage(model, right), numbers, ct.target.iOS18, ct.precision.FLOAT16).save(str(part))
             functions.add_function(str(part), "main", name)
         functions.default_function_name = next(iter(prompts))
         save_multifunction(functions, str(bundle))

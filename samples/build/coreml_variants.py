@@ -121,7 +121,7 @@ class Variant:
 
 
 def stateful(model: Gemma4ForConditionalGeneration, right: bool) -> nn.Module:
-    return StatefulStage(model, 16, right)
+    return StatefulStage(model, right)
 
 
 def _palettes(model: ct.models.MLModel) -> ct.models.MLModel:

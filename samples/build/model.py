@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+from transformers import DynamicCache, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
 
 from g4patch.record import model as record
@@ -22,6 +22,8 @@ from g4patch.record import model as record
 PAD = 0
 BOS = 2
 REAL_VOCAB = 262_144
+# Rows of keys and values that a state holds.
+CAPACITY = 16
 
 
 @dataclass(frozen=True)
@@ -179,18 +181,23 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
     [1,S,H] after the features were spliced in, ``per_layer_identity`` [1,S,L,D] (the rows looked
     up times sqrt(D)), ``per_layer_inputs`` [1,S,L,D] (what the layers get), ``hidden_states``
     [1,S,H] after the last layer, before the final norm, ``hidden_states_0`` and so on after each
-    layer, and ``logits`` [1,S,V].
+    layer, ``logits`` [1,S,V], and ``keys_0``, ``values_0`` and so on, what each layer leaves in
+    Hugging Face's own cache, with zeros up to the size of a state, [1,KV heads,CAPACITY,head width].
     """
     layers = model.config.text_config.num_hidden_layers
     features = record.stand_ins(model.config, input_ids, ("image", "audio", "video"))
-    seen = record.watched(model, input_ids, record.Media(features=features), range(layers + 1))
+    cache = DynamicCache()
+    seen = record.watched(model, input_ids, record.Media(features=features), range(layers + 1), cache)
+    for index, held in enumerate(cache.layers):
+        for kind, rows in (("keys", held.keys), ("values", held.values)):
+            seen[f"{kind}_{index}"] = nn.functional.pad(rows, (0, 0, 0, CAPACITY - rows.shape[2]))
     after = {f"hidden_states_{layer}": seen.pop(f"hidden_states.{layer + 1}") for layer in range(layers)}
     seen["inputs_embeds"] = seen.pop("hidden_states.0")
     return {**seen, **after, "hidden_states": after[f"hidden_states_{layers - 1}"].clone()}
 
 
 # How far an export of each kind may be off, in rows and sums (values up to 3) and in hidden
-# states after all layers (values up to 11), and why.
+# states after all layers (values up to 11), keys and values on the way there (up to 4), and why.
 _TOLERANCES = {
     "float32": (2e-6, 3e-5, "float32 rounds to 6e-8 of a value; tens of roundings, in another order"),
     "float16": (4e-3, 2e-1, "float16 rounds to 5e-4 of a value; torch's own float16 is off by 6e-2 after the layers"),
@@ -251,7 +258,7 @@ def run_tensors(
 def _metadata(tiny: Tiny, names: list[str], precision: str) -> dict[str, object]:
     """What a reference says of itself: see ``g4patch/reference.py``."""
     rows, layers, reason = _TOLERANCES[precision]
-    bounds = {name: layers if name in ("hidden_states_out", "logits") else rows for name in names}
+    bounds = {name: rows if name.startswith("per_layer") else layers for name in names}
     ids = tiny.ids
     return {
         "schema": 1,
@@ -294,7 +301,7 @@ def run_layers(
     """
     kinds = language.config.layer_types
     rotary = {kind: language.rotary_emb(hidden_states, positions, kind) for kind in sorted(set(kinds))}
-    keys = positions if cache is None else torch.arange(cache.capacity).unsqueeze(0)
+    keys = positions if cache is None else torch.arange(CAPACITY).unsqueeze(0)
     visible = positions.unsqueeze(-1) >= keys.unsqueeze(-2)
     # -1e4 and not the dtype's minimum: finite in float16 too, and exp() of it is zero as well.
     mask = ((visible.to(hidden_states.dtype) - 1.0) * 1e4).unsqueeze(1)
@@ -379,22 +386,21 @@ class LastStage(Stage):
 class StateCache(nn.Module):
     """Keys and values of earlier prompts, in buffers that an exporter can turn into states.
 
-    A buffer a layer for either, [1, KV heads, capacity, head width]; a prompt is written at its
+    A buffer a layer for either, [1, KV heads, CAPACITY, head width]; a prompt is written at its
     first position. Stands in for Hugging Face's cache: the attention calls ``update`` alone.
     """
 
-    def __init__(self, language: Gemma4TextModel, capacity: int) -> None:
+    def __init__(self, language: Gemma4TextModel) -> None:
         super().__init__()
-        self.capacity = capacity
         self.begin: Tensor | None = None
         for index, layer in enumerate(language.layers):
             attention = layer.self_attn
             heads = attention.k_proj.out_features // attention.head_dim
             for kind in ("keys", "values"):
-                self.register_buffer(f"{kind}_{index}", torch.zeros(1, heads, capacity, attention.head_dim))
+                self.register_buffer(f"{kind}_{index}", torch.zeros(1, heads, CAPACITY, attention.head_dim))
 
     def update(self, keys: Tensor, values: Tensor, index: int, **_: object) -> tuple[Tensor, Tensor]:
-        """All keys and all values of a layer, these among them. [1,KV,S,head] -> [1,KV,capacity,head]."""
+        """All keys and all values of a layer, these among them. [1,KV,S,head] -> [1,KV,CAPACITY,head]."""
         return self._write(f"keys_{index}", keys), self._write(f"values_{index}", values)
 
     def _write(self, name: str, new: Tensor) -> Tensor:
@@ -406,11 +412,11 @@ class StateCache(nn.Module):
 class StatefulStage(nn.Module):
     """A stage with a cache: as :class:`Stage`, for prompts that follow one another."""
 
-    def __init__(self, model: Gemma4ForConditionalGeneration, capacity: int, right: bool = False) -> None:
+    def __init__(self, model: Gemma4ForConditionalGeneration, right: bool = False) -> None:
         super().__init__()
         self.per_layer_inputs = PerLayerInputs(model, right)
         self.language = model.model.language_model
-        self.cache = StateCache(self.language, capacity)
+        self.cache = StateCache(self.language)
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         per_layer = self.per_layer_inputs(hidden_states, input_ids)

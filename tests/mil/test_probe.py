@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.runtimes.mil import MilProbe
-from tests.mil.oracles import IOS17, Array, convert, floats
+from tests.mil.oracles import IOS17, IOS18, Array, convert, floats
 from tests.mil.samples import Sample
 
 TABLE = floats(40, 6, dtype="float16")
@@ -52,6 +52,26 @@ def test_values_for_one_prompt() -> None:
     found = probe(lookup, IDS).run(feeds, ["index", "rows"])
     np.testing.assert_array_equal(found["index"], [[4, 3, 2, 1]])
     np.testing.assert_array_equal(found["rows"].reshape(4, 6), TABLE[[4, 3, 2, 1]])
+
+
+def counter(step: Any, held: Any) -> Any:
+    before = mb.read_state(input=held, name="before")
+    after = mb.coreml_update_state(state=held, value=mb.add(x=before, y=step), name="after")
+    return mb.add(x=mb.mul(x=before, y=np.float16(100)), y=after, name="seen")
+
+
+@pytest.mark.parametrize("outputs", [["seen"], ["held"], ["held", "seen"]])
+def test_states_start_as_they_are_given_and_are_values_after_the_run(outputs: list[str]) -> None:
+    """From zeros, and from ones."""
+    specs = {"step": mb.TensorSpec((2,), dtype=types.fp16), "held": mb.StateTensorSpec((2,), dtype=types.fp16)}
+    function, weights = convert(counter, specs, IOS18)
+    judge, feeds = MilProbe(function, weights.folder), {"step": np.array([3, 4])}
+    empty = judge.run(feeds, outputs)
+    full = judge.run({**feeds, "held": np.ones(2)}, outputs)
+    assert list(empty) == list(full) == outputs
+    for found, right in ((empty, {"held": [3, 4], "seen": [3, 4]}), (full, {"held": [4, 5], "seen": [104, 105]})):
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, right[name])
 
 
 def test_a_prompt_of_another_length_is_not_run() -> None:

@@ -60,6 +60,11 @@ def data_type(dtype: str) -> int:
     return number
 
 
+def is_state(value_type: Message) -> bool:
+    """Whether a value type is that of something kept between runs."""
+    return bool(value_type.WhichOneof("type") == "stateType")
+
+
 def tensor_type(value_type: Message) -> Message | None:
     """The tensor in a value type, also of a state; None for lists, tuples and dictionaries."""
     kind = value_type.WhichOneof("type")

@@ -15,7 +15,7 @@ from g4patch.formats.coreml import tables
 from g4patch.formats.coreml.ops import Call, translate
 from g4patch.formats.coreml.proto import Message
 from g4patch.formats.coreml.tables import Stored
-from g4patch.formats.coreml.values import Array, dtype_name, shape_of, small_array, tensor_type, text
+from g4patch.formats.coreml.values import Array, dtype_name, is_state, shape_of, small_array, tensor_type, text
 from g4patch.formats.coreml.weights import Weights
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Value
 
@@ -62,7 +62,8 @@ class _Reader:
 
     def read(self, function: Message, block: Message) -> Reading:
         scope: dict[str, str] = {}
-        inputs = [self._declare(item, scope, "") for item in (*function.inputs, *block.inputs)]
+        declared = (*function.inputs, *block.inputs)
+        inputs = [self._declare(item, scope, "") for item in declared]
         self.varying.update(inputs)
         outputs = self._block(block, scope, (), "")
         graph = Graph(
@@ -73,6 +74,7 @@ class _Reader:
             values=self.values,
             constants=self.constants,
             tables=dict(self._tables(inputs)),
+            states=frozenset(name for name, item in zip(inputs, declared, strict=True) if is_state(item.type)),
         )
         return Reading(graph, self.places, self.names)
 

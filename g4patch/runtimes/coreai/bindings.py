@@ -38,7 +38,6 @@ _USED = {
         "constant",
         "create_token",
         "expand_dims",
-        "join_token",
         "not_",
         "output",
     ),

@@ -25,8 +25,9 @@ Array = NDArray[Any]
 _ROW_BYTES = 16 * 1024 * 1024
 # Tables up to this size go into a program as they are.
 _SMALL_TABLE = 1024 * 1024
-# What the runtime takes for weights, measured: twice their size. It may take this part of the memory.
-_COPIES, _PART = 2, 0.25
+# What a run takes, measured: twice the size of weights, four times that of states (given, held, written, handed
+# back). It may take this part of the memory.
+_COPIES, _STATE_COPIES, _PART = 2, 4, 0.25
 
 _ON_THE_PATH = frozenset({"coreai.blockwise_shift_scale", "coreai.lut_to_dense", "coreai.cast"})
 _GATHERS = frozenset({"coreai.gather_nd", "coreai.gather_along_axis"})
@@ -68,8 +69,7 @@ def run(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         computed = {name: place for name, place in outputs.items() if place not in states}
         writes = [source.place(spec) for spec in request["writes"]]
         try:
-            fed = {name: _fed(folder / f"{name}.npy", value.type) for name, (_, value) in feeds.items()}
-            results = _values(source, feeds, computed, writes, fed, folder)
+            results = _values(source, feeds, computed, writes, folder)
         except CannotRun as error:
             return {"skipped": str(error)}
     for name, place in outputs.items():
@@ -93,7 +93,6 @@ def _values(
     feeds: Mapping[str, Place],
     outputs: Mapping[str, Place],
     writes: Sequence[Place],
-    fed: Mapping[str, Array],
     folder: Path,
 ) -> dict[str, Array]:
     """Values of a program for one prompt, with large tables narrowed to the rows that it reads."""
@@ -102,9 +101,11 @@ def _values(
     gathers = [place for place in source.behind(wanted, inputs) if _reads_much(source, place)]
     tables = {place: source.operands(place)[0] for place in gathers}
     indices = {place: f"index {number}" for number, place in enumerate(gathers)}
-    size = _weights(source, wanted, [*inputs, *gathers]) + sum(_state_size(value.type) for _, value in inputs)
-    if size * _COPIES > _PART * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise CannotRun(f"it needs about {size * _COPIES / 1e9:.1f} GB of memory")
+    size = _COPIES * _weights(source, wanted, [*inputs, *gathers])
+    size += _STATE_COPIES * sum(nbytes(held(value.type)) for _, value in inputs if is_state(value.type))
+    if size > _PART * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise CannotRun(f"it needs about {size / 1e9:.1f} GB of memory")
+    fed = {name: _fed(folder / f"{name}.npy", value.type) for name, (_, value) in feeds.items()}
     rows_read: dict[Place, Array] = {}
     for place, name in indices.items():
         rows = _rows(_index_for(source, feeds, source.operands(place)[1], fed, folder), tables[place])
@@ -127,10 +128,6 @@ def _weights(source: Source, wanted: Sequence[Place], known: Sequence[Place]) ->
     """The bytes of all constants that some values need."""
     places = source.behind(wanted, known)
     return sum(nbytes(value.type) for _, value in places if value.owner.name == "coreai.constant")
-
-
-def _state_size(type: Any) -> int:
-    return nbytes(held(type)) if is_state(type) else 0
 
 
 def _reads_much(source: Source, place: Place) -> bool:

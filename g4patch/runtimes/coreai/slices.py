@@ -130,7 +130,7 @@ def build(
     states = [name for name, type in feeds.items() if is_state(type)]
     types = [value.type for _, value in outputs.values()] + [ir.Type.parse("!coreai.token")] * len(states)
     with ir.InsertionPoint(module.body):
-        # The dialect asks for a token a state, under its name: when all is done to it.
+        # The dialect asks for a token a state, under its name, for when its writes are done.
         names = {"input_names": list(feeds), "result_names": [*outputs, *states]}
         graph = GraphOp("main", list(feeds.values()), types, **names)
         with graph.block:
@@ -143,9 +143,9 @@ def build(
 
 
 def _token(block: Any, state: Any) -> Any:
-    """The token, at the insertion point, that comes after all writes to a state in a block."""
+    """The token, at the insertion point, of the last write to a state in a block."""
     written = [op.operation.results[0] for op in block.operations if _writes_to(op.operation, state)]
-    return ops.join_token(written) if len(written) > 1 else written[0] if written else ops.create_token()
+    return written[-1] if written else ops.create_token()
 
 
 def _writes_to(op: Any, state: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,9 +110,9 @@ def held(type: Any) -> Any:
 
 
 def nbytes(tensor: Any) -> int:
-    """The size of a tensor with static dimensions, packed."""
+    """The size of a tensor, packed; 0 where a dimension is open."""
     match = _WIDTH.match(str(getattr(tensor, "element_type", "")))
-    return int(np.prod(tensor.shape)) * int(match.group(1)) // 8 if match else 0
+    return math.prod(tensor.shape) * int(match.group(1)) // 8 if match and tensor.has_static_shape else 0
 
 
 def _row_size(tensor: Any) -> int:

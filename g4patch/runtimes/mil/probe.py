@@ -69,9 +69,14 @@ class MilProbe:
         return np.concatenate(chunks)[: len(rows)]
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, Array]:
-        """Values for one prompt, states empty. Feeds that are no input of the function are left."""
+        """Values for one prompt. Feeds that are neither an input of the function nor a state are left."""
         inputs = {name: array for name, array in feeds.items() if name in self._function.inputs}
-        return self._interpreter.run(inputs, outputs)
+        state = {name: array for name, array in feeds.items() if name in self._function.states}
+        wanted = [name for name in outputs if name not in self._function.states]
+        if not state and len(wanted) == len(outputs):
+            return self._interpreter.run(inputs, outputs)
+        found = self._interpreter.run(inputs, wanted, state=state)
+        return {name: found[name] if name in found else state[name] for name in outputs}
 
     def _only(self, output: str, allowed: set[str], given: tuple[str, ...]) -> None:
         others = inputs_of(self._function, [output], given) - allowed
