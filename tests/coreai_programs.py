@@ -210,15 +210,16 @@ def _counter(held: str = "2x3xf32", write: Callable[[Any, Any, Any], Any] | None
         from coreai.authoring.graph_builder import GraphOp
 
         tensor, handle, token = type(f"tensor<{held}>"), type(f"!coreai.handle<tensor<{held}>>"), type("!coreai.token")
-        names = {"input_names": ["held", "step"], "result_names": ["held", "seen"]}
-        graph = GraphOp("main", [handle, tensor], [token, tensor], **names)
+        names = (["held", "step"], ["held", "seen"])
+        graph = GraphOp("main", [handle, tensor], [token, tensor], *names)
+        read_handle: Any = ops.read_handle
         with graph.block:
             state, step = graph.arguments
-            before, read = ops.read_handle(state, ops.create_token())
+            before, read = read_handle(state, ops.create_token())
             written = ops.write_handle(state, ops.broadcasting_add(before, step), read)
-            once, read = ops.read_handle(state, written)
+            once, read = read_handle(state, written)
             written = (write or ops.write_handle)(state, ops.broadcasting_add(once, once), read)
-            after, last = ops.read_handle(state, written)
+            after, last = read_handle(state, written)
             hundred = ops.cast(ops.constant(np.float32(100)), tensor.element_type)
             ops.output([last, ops.broadcasting_add(ops.broadcasting_mul(before, hundred), after)])
 
@@ -230,8 +231,8 @@ def _written_by_a_call(state: Any, value: Any, token: Any) -> Any:
     from coreai._compiler.dialects import coreai as ops
     from coreai.authoring.graph_builder import GraphOp, invoke
 
-    module = ir.InsertionPoint.current.block.owner.parent.regions[0].blocks[0]
-    with ir.InsertionPoint.at_block_begin(module):
+    module: Any = ir.InsertionPoint.current.block.owner.parent
+    with ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]):
         body = GraphOp("write_1234", [state.type, value.type, token.type], [token.type], private=True, no_inline=True)
     with body.block:
         ops.output([ops.write_handle(*body.arguments)])

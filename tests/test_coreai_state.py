@@ -134,8 +134,7 @@ def test_feeds_that_do_not_fit(tmp_path: Path) -> None:
 def test_float16(build_python: str, tmp_path: Path) -> None:
     """The sample in float16: states and outputs within the tolerances that samples/build states for it."""
     code = "import sys, pathlib; from samples.build.coreai import state_fp16; state_fp16(pathlib.Path(sys.argv[1]))"
-    build = [build_python, "-c", code, tmp_path]
-    subprocess.run(build, cwd=SAMPLES.parent, check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([build_python, "-c", code, tmp_path], cwd=SAMPLES.parent, check=True, stderr=subprocess.DEVNULL)
     bundle = tmp_path / "stage.aimodel"
     _, expected = numbers(bundle)
     assert set(STATES) < expected.keys()

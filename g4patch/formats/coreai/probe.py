@@ -58,6 +58,7 @@ class _Probe:
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Values for one prompt, bf16 and fp8 as float32. Feeds that are not needed are left."""
         graph = self.reading.graph
+        places = {f"output{number}": self._place(name) for number, name in enumerate(outputs)}
         for name in outputs:
             if graph.value(name).dtype is None:
                 raise Unavailable(f"{name} is no tensor")
@@ -68,7 +69,7 @@ class _Probe:
             raise Unavailable(f"nothing is given for {', '.join(missing)}")
         request = {
             "feeds": {f"feed{number}": self._place(name) for number, name in enumerate(sorted(needed))},
-            "outputs": {f"output{number}": self._place(name) for number, name in enumerate(outputs)},
+            "outputs": places,
             "writes": [self._place(write) for write in writes],
         }
         with runtime.workspace() as folder:

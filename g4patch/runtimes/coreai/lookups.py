@@ -82,7 +82,8 @@ def _fed(path: Path, type: Any) -> Array:
     tensor = held(type)
     dtype = numpy_dtype(tensor)
     if path.exists():
-        return np.load(path, allow_pickle=False).astype(dtype)
+        given: Array = np.load(path, allow_pickle=False).astype(dtype)
+        return given
     if not tensor.has_static_shape:
         raise CannotRun("a state is of no fixed size, and nothing is given for it")
     return np.zeros(tensor.shape, dtype)

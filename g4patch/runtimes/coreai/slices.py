@@ -149,7 +149,7 @@ def _token(block: Any, state: Any) -> Any:
 
 
 def _writes_to(op: Any, state: Any) -> bool:
-    return op.name == _WRITE and op.operands[0] == state
+    return bool(op.name == _WRITE and op.operands[0] == state)
 
 
 def execute(module: Any, feeds: Iterable[Mapping[str, Array]], folder: Path) -> list[dict[str, Array]]:
