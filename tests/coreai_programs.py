@@ -103,6 +103,22 @@ def _called(type: Any) -> None:
     _stage(type, lambda ids, _: invoke([result], "gather_1234", [_floats(), ids])[0])
 
 
+def _namespace(type: Any) -> None:
+    """The same, with the private graph in a namespace."""
+    from coreai._compiler.dialects import coreai as ops
+    from coreai.authoring.graph_builder import GraphOp, invoke
+    from coreai.authoring.namespace import NamespaceOp
+
+    inputs = [type(f"tensor<{ROWS}x{WIDTH}xf32>"), type("tensor<1x?xsi32>")]
+    result = type(f"tensor<1x?x{WIDTH}xf32>")
+    space: Any = NamespaceOp("composites")
+    with space:
+        body = GraphOp("gather_1234", inputs, [result], private=True, no_inline=True)
+        with body.block:
+            ops.output([_gather(*body.arguments)])
+    _stage(type, lambda ids, _: invoke([result], "composites::@gather_1234", [_floats(), ids])[0])
+
+
 def _externalised(type: Any) -> None:
     """The lookup in a public graph that the function calls, as coreai-torch keeps a module apart."""
     from coreai._compiler.dialects import coreai as ops
@@ -162,6 +178,19 @@ def _one_scale(type: Any) -> None:
         data = ops.constant((TABLE - 125).astype(np.int8))
         scale, zero, offset = (ops.constant(np.array(v)) for v in (np.float32(2), np.int8(-125), np.float32(0)))
         return _gather(ops.blockwise_shift_scale(data, scale, zero, offset), ids)
+
+    _stage(type, lookup)
+
+
+def _dequantize(type: Any) -> None:
+    """A scale and two offsets a row, by the op that names the axis."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        data = ops.constant((TABLE - 125).astype(np.int8))
+        scale = ops.constant((1 + np.arange(ROWS) % 2).astype(np.float32))
+        zero, offset = ops.constant(np.full(ROWS, -125, np.int8)), ops.constant(np.zeros(ROWS, np.float32))
+        return _gather(ops.dequantize(data, scale, zero, offset, ops.constant(np.array(0, np.int32))), ids)
 
     _stage(type, lookup)
 
@@ -267,11 +296,13 @@ KINDS: dict[str, Callable[[Any], None]] = {
     "ladder": _ladder,
     "table-input": _table_input,
     "called": _called,
+    "namespace": _namespace,
     "externalised": _externalised,
     "open-table": _open_table,
     "along-axis": _along_axis,
     "int8": _int8,
     "one-scale": _one_scale,
+    "dequantize": _dequantize,
     "palette": _palette,
     "branches": _branches,
     "large": _large,

@@ -295,7 +295,7 @@ def test_a_part_that_cannot_be_run_says_why(stage: Path) -> None:
         probe.run(feeds, ["nothing"])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("large", "open-table")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("large", "open-table", "dequantize")])
 def test_forms_of_the_lookup(kind: str, tmp_path: Path) -> None:
     before = coreai.open_model(program(kind, tmp_path))
     assert [len(analysis.lookups) for analysis in analysed(before)] == {
@@ -318,6 +318,17 @@ def test_forms_of_the_lookup(kind: str, tmp_path: Path) -> None:
         if kind != "table-input":
             scale = {"int8": 1 + ids[:, None] % 2, "one-scale": 2}.get(kind, 1)
             assert np.array_equal(old, TABLE[ids] * scale)
+
+
+def test_a_table_that_cannot_be_run_is_mended_all_the_same(tmp_path: Path) -> None:
+    """The row map needs no runtime; what was not run is not passed."""
+    path = program("dequantize", tmp_path)
+    report = fix(path, Options(FLAGS))
+    assert report.outcome is Outcome.FIXED
+    (run,) = (check for check in report.checks if check.name == "differential")
+    assert run.status is Status.SKIPPED
+    assert "coreai.dequantize" in run.summary
+    assert [analysis.verdict for analysis in analysed(coreai.open_model(path))] == [Verdict.PATCHED]
 
 
 def test_a_function_that_another_calls_is_mended_too(tmp_path: Path) -> None:

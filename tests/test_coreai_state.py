@@ -131,9 +131,9 @@ def test_feeds_that_do_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_build_python
-def test_float16(build_python: str, tmp_path: Path) -> None:
-    """The sample in float16: states and outputs within the tolerances that samples/build states for it."""
-    code = "import sys, pathlib; from samples.build.coreai import state_fp16; state_fp16(pathlib.Path(sys.argv[1]))"
+def test_float16_with_names(build_python: str, tmp_path: Path) -> None:
+    """The sample as a float16 debug export: states and outputs within the tolerances that samples/build states."""
+    code = "import pathlib, sys; from samples.build import coreai; coreai.state_fp16_debug(pathlib.Path(sys.argv[1]))"
     subprocess.run([build_python, "-c", code, tmp_path], cwd=SAMPLES.parent, check=True, stderr=subprocess.DEVNULL)
     bundle = tmp_path / "stage.aimodel"
     _, expected = numbers(bundle)

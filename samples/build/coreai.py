@@ -49,9 +49,12 @@ def _add(
     )
 
 
+_RELEASE, _DEBUG = TorchConverter.Mode.RELEASE, TorchConverter.Mode.DEBUG
+
+
 def _release() -> TorchConverter:
     """In release mode: the ops carry no names."""
-    return TorchConverter(mode=TorchConverter.Mode.RELEASE)
+    return TorchConverter(mode=_RELEASE)
 
 
 def _one_stage(folder: Path, tiny: Tiny, precision: str, expected: dict[str, str]) -> AIProgram:
@@ -61,10 +64,16 @@ def _one_stage(folder: Path, tiny: Tiny, precision: str, expected: dict[str, str
     return _converted(Stage(model), numbers, half=precision == "float16")
 
 
-def _converted(module: nn.Module, numbers: dict[str, Tensor], half: bool, static: bool = False) -> AIProgram:
+def _converted(
+    module: nn.Module,
+    numbers: dict[str, Tensor],
+    half: bool,
+    static: bool = False,
+    mode: TorchConverter.Mode = _RELEASE,
+) -> AIProgram:
     """A stage in float32 or, ``half``, in float16."""
     hidden_states = numbers["inputs_embeds"]
-    converter = _release()
+    converter = TorchConverter(mode=mode)
     if half:
         module, hidden_states = module.half(), hidden_states.half()
     _add(converter, module, hidden_states, numbers, static=static)
@@ -125,12 +134,12 @@ def state(folder: Path) -> None:
     _stateful(folder, "float32")
 
 
-def state_fp16(folder: Path) -> None:
-    """The same in float16."""
-    _stateful(folder, "float16")
+def state_fp16_debug(folder: Path) -> None:
+    """The same in float16, in debug mode: the ops carry the names of the modules they come from."""
+    _stateful(folder, "float16", _DEBUG)
 
 
-def _stateful(folder: Path, precision: str) -> None:
+def _stateful(folder: Path, precision: str, mode: TorchConverter.Mode = _RELEASE) -> None:
     tiny = Tiny()
     model = tiny.build()
     held = {f"cache_{kind}_{layer}": f"{kind}_{layer}" for layer in range(tiny.layers) for kind in ("keys", "values")}
@@ -138,7 +147,8 @@ def _stateful(folder: Path, precision: str) -> None:
     numbers = write_reference(folder / "stage.aimodel", tiny, model, 8, expected, STAGE_INPUTS, precision)
     module = StatefulStage(model)
     module.cache = _FirstPrompt(module.language)
-    _converted(module, numbers, half=precision == "float16", static=True).save_asset(folder / "stage.aimodel")
+    program = _converted(module, numbers, precision == "float16", static=True, mode=mode)
+    program.save_asset(folder / "stage.aimodel")
 
 
 # The layer that the second of two stages begins with.
