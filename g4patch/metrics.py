@@ -33,10 +33,22 @@ def distance(actual: NDArray[Any], expected: NDArray[Any]) -> Distance:
     for name, values in (("what came out", a), ("what was expected", e)):
         if not np.isfinite(values).all():
             raise ValueError(f"{name} holds NaN or infinities")
-    norm_a, norm_e = float(np.linalg.norm(a)), float(np.linalg.norm(e))
-    delta_norm = float(np.linalg.norm(a - e))
-    if not norm_e:
-        return Distance(float(np.abs(a).max()), 1.0 if not norm_a else np.inf, 1.0 if not norm_a else 0.0, delta_norm)
-    # Scaled before the product: squares of large values would pass float64's range, those of small ones vanish.
-    cosine = float((a / norm_a) @ (e / norm_e)) if norm_a else 0.0
-    return Distance(float(np.abs(a - e).max()), norm_a / norm_e, cosine, delta_norm)
+    with np.errstate(over="ignore"):  # an infinite difference is over every tolerance
+        difference = a - e
+        (most_a, a, norm_a), (most_e, e, norm_e), (most_d, _, norm_d) = map(_scaled, (a, e, difference))
+    if not most_e:
+        return Distance(most_d, np.inf if most_a else 1.0, 0.0 if most_a else 1.0, most_d * norm_d)
+    cosine = float((a / norm_a) @ (e / norm_e)) if most_a else 0.0
+    return Distance(most_d, most_a / most_e * (norm_a / norm_e), cosine, most_d * norm_d)
+
+
+def _scaled(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], float]:
+    """The largest magnitude, the values divided by it, and the norm of those.
+
+    Squares of large values would pass float64's range, those of small ones vanish.
+    """
+    largest = float(np.abs(values).max())
+    if not largest or not np.isfinite(largest):
+        return largest, values, 1.0
+    unit = values / largest
+    return largest, unit, float(np.linalg.norm(unit))

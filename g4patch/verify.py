@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch import compare, formats
-from g4patch.cone import constants
+from g4patch import compare, formats, recognise
+from g4patch.cone import NotAMap, constants, map_ids
 from g4patch.edits import Plan
 from g4patch.ple import Lookup
 from g4patch.reference import Reference
@@ -20,7 +20,8 @@ from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.sidecars import HostRows, HostTable
 from g4patch.tokens import TokenFacts
-from g4patch.verdicts import Ids, RowMap, Verdict
+from g4patch.verdicts import Ids, RowMap, Verdict, domain
+from g4patch.view import Graph
 
 # The differential check reads all of a table of up to so many rows. Of a larger one it samples rows: each costs a
 # prompt of the graph's own length, and maps the piece of the file that the system caches around it, up to 2 MB.
@@ -100,7 +101,10 @@ def _signature(subject: Subject) -> list[Any]:
 
 
 def row_map(before: Subject, after: Subject) -> Check:
-    """Every id, before and after: media ids read the pad row now, every other id the row it read before."""
+    """Every id, before and after: media ids read the pad row now, every other id the row it read before.
+
+    Of splices and of the token embedding, too, every id: a splice may gain media and PAD rows, nothing else may change.
+    """
     if before.model.host_table is not None:
         return Check("row map", Status.SKIPPED, "a host looks this table up: which row an id reads is not known")
     pairs = list(_pairs(before, after))
@@ -116,6 +120,7 @@ def row_map(before: Subject, after: Subject) -> Check:
         problems += [where + line for line in _map_problems(old, new, before.tokens)]
         compared += len(new.judgement.row_map.ids) if new.judgement.row_map else 0
     problems += _splice_problems(before, after)
+    problems += _embedding_problems(before, after)
     if len([lookup for analysis in after.analyses for lookup in analysis.lookups]) != len(pairs):
         problems.append("lookups appeared or disappeared")
     if problems:
@@ -136,6 +141,32 @@ def _splice_problems(before: Subject, after: Subject) -> Iterator[str]:
         if lost or gained - allowed or old[key].outside != new[key].outside or old[key].reason != new[key].reason:
             ids = sorted(lost | (gained - allowed))
             yield f"the splice {key[1]} changed for ids that are neither media nor pad: {ids[:3] or 'outside'}"
+
+
+def _embedding_problems(before: Subject, after: Subject) -> Iterator[str]:
+    """The token embedding reads the rows it read: no plan may change it, even where a splice hides that."""
+    graphs = {analysis.graph.name: analysis.graph for analysis in after.analyses}
+    for analysis in before.analyses:
+        for node in analysis.embeddings:
+            old = _rows_read(analysis.graph, node.address, before.tokens)
+            new = _rows_read(graphs.get(analysis.graph.name), node.address, before.tokens)
+            if old is not None and (new is None or not np.array_equal(old, new)):
+                yield f"the token embedding {node.address} reads other rows"
+
+
+def _rows_read(graph: Graph | None, gather: str, tokens: TokenFacts) -> Ids | None:
+    """The row that a gather reads for each id; None where it is not there or the ids do not decide."""
+    if graph is None:
+        return None
+    try:
+        node = graph.node(gather)
+        index, table = node.operands["index"], graph.tables[node.operands["data"]]
+        ids_input = recognise.ids_input(graph, index)
+        if ids_input is None:
+            return None
+        return map_ids(graph, index, ids_input, domain(tokens, table.rows, graph.value(ids_input).dtype))
+    except (KeyError, NotAMap):
+        return None
 
 
 def _pairs(before: Subject, after: Subject) -> Iterator[tuple[Lookup, Lookup | None]]:
@@ -175,7 +206,7 @@ def differential(before: Subject, after: Subject) -> Check:
     """Run the lookups of both models: what comes out is, bit for bit, the rows that the row maps say."""
     if before.model.host_table is not None and after.model.host_table is not None:
         return _rows(before.model.host_table, after.model.host_table, before.tokens)
-    pairs = [(old, new) for old, new in _pairs(before, after) if new is not None]
+    pairs = list(_pairs(before, after))
     if not pairs:
         return Check("differential", Status.SKIPPED, "there is no lookup to run")
     problems: list[str] = []
@@ -183,6 +214,9 @@ def differential(before: Subject, after: Subject) -> Check:
     runtime = ""
     try:
         for old, new in pairs:
+            if new is None:
+                problems.append(f"the lookup {old.gather.address} is gone")
+                continue
             fmt = formats.of(before.model)
             was, now = fmt.probe(before.model, old.graph), fmt.probe(after.model, new.graph)
             ids = _ids_to_run(before, after, old, new)
@@ -190,7 +224,8 @@ def differential(before: Subject, after: Subject) -> Check:
             rows += len(ids)
             runtime = now.runtime
     except Unavailable as unavailable:
-        return Check("differential", Status.SKIPPED, unavailable.reason)
+        if not problems:
+            return Check("differential", Status.SKIPPED, unavailable.reason)
     if problems:
         return Check("differential", Status.FAILED, problems[0], tuple(problems))
     return Check(
@@ -228,6 +263,9 @@ def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: T
     before, after = was.lookup(old.ids_input, old.output, ids), now.lookup(new.ids_input, new.output, ids)
     if before.dtype != after.dtype or before.shape != after.shape:
         yield f"the lookup's output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}"
+        return
+    if len(after) != len(ids):
+        yield f"{len(after)} rows came out for {len(ids)} ids"
         return
     own = was.table(old.index, old.output, old.judgement.row_map.take(ids))
     expected = was.table(old.index, old.output, new.judgement.row_map.take(ids))

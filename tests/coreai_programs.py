@@ -75,6 +75,17 @@ def _plain(type: Any) -> None:
     _stage(type, lambda ids, _: _gather(_floats(), ids))
 
 
+def _split(type: Any) -> None:
+    """A table for each layer, side by side again behind the lookups."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        tables = [ops.constant(part.astype(np.float32)) for part in np.split(TABLE, LAYERS, axis=1)]
+        return ops.concat(ops.constant(np.int32(2)), [_gather(table, ids) for table in tables])
+
+    _stage(type, lookup)
+
+
 def _ladder(type: Any) -> None:
     """Two functions of fixed sizes, as `set_static_shape_config` leaves them."""
     for rows in ("8", "1"):
@@ -293,6 +304,7 @@ STATEFUL: dict[str, Callable[[Any], None]] = {
 
 KINDS: dict[str, Callable[[Any], None]] = {
     "plain": _plain,
+    "split": _split,
     "ladder": _ladder,
     "table-input": _table_input,
     "called": _called,

@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from scipy.spatial.distance import cosine
 
 from g4patch import Options, fix, verify_bundle
 from g4patch.cli import main
 from g4patch.errors import BundleError
-from g4patch.metrics import distance
 from g4patch.reference import beside, load
 from g4patch.report import Check, Outcome, Report, Status
 from tests.conftest import SAMPLES, Copy, tree
@@ -227,26 +222,3 @@ def test_malformed_references_are_refused(change: Callable[[Tensors, Metadata], 
     rewrite(path, change)
     with pytest.raises(BundleError, match="is not a reference"):
         load(path)
-
-
-floats = st.floats(allow_nan=False, allow_infinity=False, width=32, allow_subnormal=True)
-
-
-@given(arrays(np.float32, (3, 4), elements=floats), arrays(np.float32, (3, 4), elements=floats))
-def test_metrics_agree_with_scipy(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    found = distance(actual, expected)
-    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    assert found.max_abs == np.abs(a - e).max()
-    if a.any() and e.any():
-        scale_a, scale_e = np.abs(a).max(), np.abs(e).max()
-        assert found.cosine == pytest.approx(1 - cosine(a / scale_a, e / scale_e), abs=1e-9)
-        assert found.norm_ratio == pytest.approx(np.linalg.norm(a) / np.linalg.norm(e))
-
-
-def test_metrics_refuse_what_cannot_be_compared() -> None:
-    ones = np.ones((2, 2), np.float32)
-    for actual, expected in ((ones, ones[:1]), (ones[:0], ones[:0]), (ones * np.nan, ones), (ones, ones * np.inf)):
-        with pytest.raises(ValueError, match=r"shape|nothing|NaN"):
-            distance(actual, expected)
-    assert distance(ones * 0, ones * 0).norm_ratio == 1
-    assert distance(ones, ones * 0).norm_ratio == np.inf

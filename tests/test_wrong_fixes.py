@@ -1,134 +1,143 @@
-"""Wrong fixes, written by the format's own writer from an altered plan: every one is caught, by the checks named."""
+"""Wrong fixes are caught: every mutant by a check, and by every check at least one that the others are not asked about.
+
+`python -m tests.mutants` prints who kills what.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from g4patch import engine, formats, inspect, verify
-from g4patch.edits import Const, GraphEdit, Plan, Redirect, mask_ids
-from g4patch.report import Check, Status, Subject
-from g4patch.runtimes import Unavailable
-from g4patch.view import Op, Use
-from tests.conftest import Copy
+from g4patch import fix, formats, rules, verify
+from g4patch.edits import Plan
+from g4patch.formats import Model, Staged
+from g4patch.report import Check, Outcome, Status
+from tests.conftest import tree
+from tests.mutants import STAGE, Bench, Judged, Mutant, Workshop, benches, sample
+from tests.mutants.plans import WRONG_PLANS
 
-Mutation = Callable[[Subject, GraphEdit], GraphEdit]
-
-
-def remade(subject: Subject, edit: GraphEdit, ids: list[int], pad: int) -> GraphEdit:
-    """The edit again, with other ids and another pad."""
-    graph = next(a.graph for a in subject.analyses if a.graph.name == edit.graph)
-    where = next(node for node in edit.nodes if node.op is Op.WHERE)
-    value = where.operands["y"]
-    assert isinstance(value, str)
-    return mask_ids(graph, value, [redirect.use for redirect in edit.redirects], ids, pad, edit.rule)
+BENCHES = benches()
+# What says each fault of ONNX models to a reader: the table of `g4patch explain checks`.
+CELLS = {Status.FAILED: "sees", Status.PASSED: "-", Status.SKIPPED: "not run"}
 
 
-def missing(subject: Subject) -> list[int]:
-    return list(subject.analyses[0].lookups[0].judgement.missing)
+@pytest.fixture(scope="module")
+def workshops(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Bench], Workshop]:
+    """One for each bench, so that what mutants are made of is built once."""
+    made: dict[int, Workshop] = {}
+    return lambda bench: made.setdefault(id(bench), Workshop(bench, tmp_path_factory.mktemp("mutants")))
 
 
-def wrong_pad(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    return remade(subject, edit, missing(subject), 1)
+def assert_killed(mutant: Mutant, judged: Judged) -> None:
+    assert judged.killers, {check.name: check.summary for check in judged.checks.values()}
+    if mutant.plan:
+        # The writer did what the plan says; that this is not the right fix shows in the file as well.
+        assert judged.checks["structure"].status is Status.PASSED, judged.checks["structure"].details
+        assert judged.differs
+        assert "row map" in judged.killers
 
 
-def one_id_missing(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    return remade(subject, edit, missing(subject)[:-1] or [5], 0)
+def mutants() -> Iterator[Any]:
+    """The mutants of each format; those whose runtime is slow, or starts a process, count as slow."""
+    for name, bench in BENCHES.items():
+        for mutant in bench.mutants:
+            marks = () if name == "onnx" else (pytest.mark.slow,)
+            yield pytest.param(name, mutant, marks=marks, id=f"{name}-{mutant.name}")
 
 
-def off_by_one(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    return remade(subject, edit, [token + 1 for token in missing(subject)], 0)
+@pytest.mark.parametrize(("name", "mutant"), [*mutants()])
+def test_every_mutant_is_killed(name: str, mutant: Mutant, workshops: Callable[[Bench], Workshop]) -> None:
+    judged = workshops(BENCHES[name]).judge(mutant)
+    assert_killed(mutant, judged)
+    if name == "onnx":
+        stated = page()[mutant.name]
+        assert stated == {check: CELLS[found.status] for check, found in judged.checks.items() if check in stated}
 
 
-def range_swallows_eoi_and_eoa(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    image = subject.tokens.image.id
-    assert image is not None
-    return remade(subject, edit, [image + step for step in range(5)], 0)
+def page() -> dict[str, dict[str, str]]:
+    """Fault -> check -> cell, of the table in the page that `g4patch explain checks` prints."""
+    lines = [line for line in rules.checks_page().splitlines() if line.startswith("|")]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {fault: dict(zip(head[1:], cells, strict=True)) for fault, *cells in rows}
 
 
-def text_rows_altered(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    return remade(subject, edit, [*missing(subject), 7], 0)
+def test_the_page_names_the_mutants_there_are() -> None:
+    assert list(page()) == [mutant.name for mutant in BENCHES["onnx"].mutants]
 
 
-def branches_swapped(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    def swapped(operands: dict[str, str | Const]) -> dict[str, str | Const]:
-        return {"condition": operands["condition"], "x": operands["y"], "y": operands["x"]}
-
-    nodes = (
-        replace(node, operands=swapped(dict(node.operands))) if node.op is Op.WHERE else node for node in edit.nodes
-    )
-    return replace(edit, nodes=tuple(nodes))
+@pytest.mark.parametrize("name", BENCHES)
+def test_there_are_twelve_kinds_of_each(name: str) -> None:
+    names = [mutant.name for mutant in BENCHES[name].mutants]
+    assert len(set(names)) == len(names) >= 12
 
 
-def token_embedding_instead(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    (embedding, *_) = subject.analyses[0].embeddings
-    value = edit.redirects[0].value
-    return replace(edit, redirects=(Redirect(Use(embedding.address, "index"), value),))
-
-
-def token_embedding_as_well(subject: Subject, edit: GraphEdit) -> GraphEdit:
-    (embedding, *_) = subject.analyses[0].embeddings
-    also = Redirect(Use(embedding.address, "index"), edit.redirects[0].value)
-    return replace(edit, redirects=(*edit.redirects, also))
-
-
-ALL_CHECKS = {"structure", "row map", "differential"}
-MUTATIONS: dict[Mutation, set[str]] = {
-    wrong_pad: ALL_CHECKS,
-    one_id_missing: ALL_CHECKS,
-    off_by_one: ALL_CHECKS,
-    range_swallows_eoi_and_eoa: ALL_CHECKS,
-    text_rows_altered: ALL_CHECKS,
-    branches_swapped: ALL_CHECKS,
-    token_embedding_instead: ALL_CHECKS,
-    # The lookup itself is right then: only the comparison of the files sees it.
-    token_embedding_as_well: {"structure"},
+# Check -> its function in `verify`, and a mutant that it kills although no other check runs.
+ALONE = {
+    "structure": ("structure", "an op more elsewhere"),
+    "row map": ("row_map", "token embedding masked as well"),
+    "differential": ("differential", "wrong pad id"),
+    "reference": ("_reference", "scale dropped"),
 }
-SAMPLES = [
-    *("mobius-text", "onnx-stage", "onnx-fp16", "coreai-stage"),
-    *("coreml-fp16", "coreml-fp32", "coreml-ios16", "coreml-state", "coreml-int4-262144"),
-]
-# The lookup's index is behind a cast of its own there, so the ids cannot be swapped for the token embedding's.
-PLE_ONLY = ["coreml-cast16", "coreml-multifunction", "onnx-identity-262144"]
 
 
-def checks(before: Subject, after: Subject, plan: Plan) -> dict[str, Check]:
-    return {result.name: result for result in verify.verify_patch(before, after, plan)}
+@pytest.mark.parametrize("check", ALONE)
+@pytest.mark.parametrize("name", BENCHES)
+def test_each_check_alone_stops_a_fix(
+    name: str, check: str, workshops: Callable[[Bench], Workshop], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The whole of `fix`, with a writer that writes the mutant, and all other checks disabled."""
+    workshop = workshops(BENCHES[name])
+    (mutant,) = (mutant for mutant in workshop.bench.mutants if mutant.name == ALONE[check][1])
+    unpatched, subject, _ = workshop.base(mutant.base)
+    made, _ = workshop.make(replace(mutant, name=f"{mutant.name} {check}"))
+    bundle = shutil.copytree(unpatched.parent, tmp_path / "bundle") / unpatched.name
+
+    def write(model: Model, plan: Plan, staged: Staged) -> None:
+        for target, stage in staged.items():
+            shutil.copyfile(made.parent / target.relative_to(bundle.parent), stage)
+
+    for other, (function, _) in ALONE.items():
+        if other != check:
+            disabled = Check(other, Status.SKIPPED, "disabled")
+            monkeypatch.setattr(verify, function, lambda *arguments, disabled=disabled: disabled)
+    monkeypatch.setattr(formats.of(subject.model), "write", write)
+    before = tree(bundle.parent)
+    report = fix(bundle)
+    assert {one.name: one.status for one in report.checks} == {
+        other: Status.FAILED if other == check else Status.SKIPPED for other in ALONE
+    }
+    assert (report.outcome, report.exit_code) == (Outcome.CHECK_FAILED, 3)
+    assert tree(bundle.parent) == before
 
 
-def runs_here(subject: Subject) -> bool:
-    try:
-        formats.of(subject.model).probe(subject.model, subject.analyses[0].graph.name)
-    except Unavailable:
-        return False
-    return True
+# Other shapes of graph: every plan that the sample has the edits and the second table for.
+SHAPES = ["mobius-text", "onnx-fp16", "coreml-fp16", "coreml-ios16", "coreml-state", "coreml-int4-262144"]
+ANY_GRAPH = [mutant for mutant in WRONG_PLANS if mutant.base == STAGE and mutant.name != "a text id spliced"]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-@pytest.mark.parametrize("name", SAMPLES)
-def test_wrong_fix_is_caught(name: str, mutation: Mutation, copy: Copy) -> None:
-    bundle = copy(name)
-    report = inspect(bundle)
-    before, right = report.subject, report.plan
-    fmt = formats.of(before.model)
-    edit = next(edit for edit in right.graph_edits if edit.rule == "ple-raw-ids")
-    wrong = Plan(tuple(mutation(before, item) if item is edit else item for item in right.graph_edits))
-    staged = {target: target.with_name(f"staged {target.name}") for target in before.model.replaced}
-    fmt.write(before.model, wrong, staged)
-    results = checks(before, engine.open_model(bundle, staged=staged), right)
-    caught = {result.name for result in results.values() if result.status is Status.FAILED}
-    expected = MUTATIONS[mutation] - (set() if runs_here(before) else {"differential"})
-    assert caught == expected, {name: result.summary for name, result in results.items()}
+def without_reference(name: str) -> Callable[[Path], Path]:
+    """A sample that only the first three checks can judge."""
+
+    def build(folder: Path) -> Path:
+        bundle = sample(name)(folder)
+        for path in folder.glob("*.reference.safetensors"):
+            path.unlink()
+        return bundle
+
+    return build
 
 
-@pytest.mark.parametrize("name", SAMPLES + PLE_ONLY)
-def test_right_fix_is_not_caught(name: str, copy: Copy) -> None:
-    bundle = copy(name)
-    report = inspect(bundle)
-    replaced = report.subject.model.replaced
-    staged = {target: target.with_name(f"staged {target.name}") for target in replaced}
-    formats.of(report.subject.model).write(report.subject.model, report.plan, staged)
-    results = checks(report.subject, engine.open_model(bundle, staged=staged), report.plan)
-    assert not [result for result in results.values() if result.status is Status.FAILED]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("coreml") else ()) for name in SHAPES]
+)
+def test_wrong_plans_for_graphs_of_other_shapes(name: str, tmp_path: Path) -> None:
+    workshop = Workshop(Bench(name, {STAGE: without_reference(name)}, tuple(ANY_GRAPH)), tmp_path)
+    for mutant, judged in workshop.judge_all():
+        assert_killed(mutant, judged)
+        alike = mutant.name == "token embedding masked as well"
+        assert ("differential" in judged.killers) is not alike, mutant.name
