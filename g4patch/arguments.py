@@ -123,8 +123,8 @@ def _add_revert(commands: Commands) -> None:
 
 
 def _add_explain(commands: Commands) -> None:
-    command = _command(commands, "explain", "print a rule's page")
-    command.add_argument("rule", nargs="?", help="default: list the rules")
+    command = _command(commands, "explain", "print a rule's page, or what the checks can see")
+    command.add_argument("topic", nargs="?", help="a rule, or `checks`; default: list them")
 
 
 def _add_checks(command: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from g4patch.errors import G4PatchError, UsageError
 from g4patch.output import json, progress, text
 from g4patch.output.layout import in_units
 from g4patch.report import Report
-from g4patch.rules import find_rule, find_rules
+from g4patch.rules import checks_page, find_rule, find_rules
 
 Command = Callable[[Path | None], Report]
 
@@ -141,11 +141,14 @@ def _revert(arguments: argparse.Namespace, err: Console) -> int:
 
 def _explain(arguments: argparse.Namespace, err: Console) -> int:
     out = Console(highlight=False)
-    if arguments.rule:
-        out.print(Markdown(find_rule(arguments.rule).page))
+    if arguments.topic == "checks":
+        out.print(Markdown(checks_page()))
+    elif arguments.topic:
+        out.print(Markdown(find_rule(arguments.topic).page))
     else:
         for rule in find_rules():
             out.print(f"[bold]{rule.id}[/]  {rule.severity}, fix: {rule.fix}\n  {rule.summary}")
+        out.print("[bold]checks[/]  which fault each check of verify can see, and which it cannot")
     return 0
 
 

@@ -61,6 +61,11 @@ def folders() -> tuple[Path, ...]:
     return tuple(path for path in (package / "_rules", package.parent / "rules") if path.is_dir())[:1]
 
 
+def checks_page() -> str:
+    """What each check of verify can see, and what it cannot, in Markdown."""
+    return (folders()[0] / "checks.md").read_text(encoding="utf-8")
+
+
 def find_rules(places: Iterable[Path] | None = None) -> tuple[Rule, ...]:
     """All rules, ordered by id. Raises RuleError for a folder that is not one."""
     found = [

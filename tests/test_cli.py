@@ -126,6 +126,8 @@ def test_explain_prints_pages_and_lists_rules(capsys: pytest.CaptureFixture[str]
     assert "Why this is bad" in capsys.readouterr().out
     assert main(["explain"]) == 0
     assert "ple-raw-ids" in capsys.readouterr().out
+    assert main(["explain", "checks"]) == 0
+    assert "Which check sees which fault" in capsys.readouterr().out
     assert main(["explain", "no-such-rule"]) == 2
     assert "there are: " in capsys.readouterr().err
 

@@ -12,14 +12,13 @@ from tests.cases import all_cases, load
 from tests.conftest import Copy
 from tests.test_conformance import FAULTY
 
-# tests/test_reference.py has these, with what the reference check says of them.
-ELSEWHERE = ("onnx", "coreml", "mobius")
-OTHERS = [name for name in FAULTY if not name.startswith(ELSEWHERE)]
+# For ONNX and Core ML, tests/test_reference.py has the same and what the reference check says.
+CORE_AI = [name for name in FAULTY if name.startswith("coreai-")]
 RIGHT = [path for path in all_cases() if load(path).verdict == "patched"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "coreai-palette4" else pytest.mark.slow) for name in OTHERS]
+    "name", [pytest.param(name, marks=() if name == "coreai-palette4" else pytest.mark.slow) for name in CORE_AI]
 )
 def test_a_right_fix_passes_every_check(name: str, copy: Copy) -> None:
     """Among them int8 and 4-bit tables: what quantisation rounds, it rounds in both models alike."""

@@ -88,6 +88,7 @@ def test_an_installed_wheel_explains_its_rules_and_mends(tmp_path: Path) -> None
     for rule in rules:
         assert rule in listed
         assert "Why this is bad" in g4patch("explain", rule)
+    assert "Which check sees which fault" in g4patch("explain", "checks")
     assert "fixed" in g4patch("fix", str(ROOT / "samples" / "onnx-stage"), "-o", str(tmp_path / "mended"))
     installed = subprocess.run([python, "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
     assert "torch" not in installed.split()
