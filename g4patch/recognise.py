@@ -174,13 +174,18 @@ def handed_in(graph: Graph, name: str, width: int) -> str:
 
 
 def is_host_side(graph: Graph, value: Value, tokens: TokenFacts) -> bool:
-    """Whether a graph input hands in PLE rows: `[.., L*D]` reshaped to `[.., L, D]`, or L and D as configured."""
+    """Whether a graph input hands in PLE rows: `[.., L*D]` reshaped to `[.., L, D]`, or L and D as configured.
+
+    Rows that are never reshaped, for each layer cuts its part, are known by the configured width alone.
+    """
     shape = value.shape
     if shape is None or len(shape) < 3 or value.dtype in ("int32", "int64", "bool"):
         return False
-    if tokens.layers and shape[-2:] == (tokens.layers, tokens.layer_width):
-        return True
     width = shape[-1]
+    if tokens.layers and tokens.layer_width:
+        configured = tokens.layers * tokens.layer_width
+        if shape[-2:] == (tokens.layers, tokens.layer_width) or width == configured != tokens.hidden_size:
+            return True
     return width is not None and follow(graph, value.name, width).tail is not None
 
 

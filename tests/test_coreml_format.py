@@ -7,6 +7,7 @@ converts small programs that are written with its builder.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,17 +23,18 @@ from coremltools.converters.mil.frontend.milproto import load as milproto
 from coremltools.converters.mil.mil import types
 from coremltools.proto import Model_pb2
 
-from g4patch import places, ple
+from g4patch import check, fix, places, ple, revert
 from g4patch.edits import Plan, mask_ids
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import Model, coreml
 from g4patch.formats.coreml import check as coreml_check
 from g4patch.formats.coreml.model import default_shapes
+from g4patch.report import Status
 from g4patch.runtimes import Unavailable
 from g4patch.tokens import Token, TokenFacts
 from g4patch.verdicts import Verdict
 from g4patch.view import Graph, Op, Table, Use
-from tests.conftest import SAMPLES, Copy, sample
+from tests.conftest import SAMPLES, Copy, numbers, sample, tree
 
 CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
@@ -142,6 +144,8 @@ def test_default_shapes(name: str, function: str) -> None:
 def test_default_shapes_of_a_part_of_a_pipeline(copy: Copy) -> None:
     package = copy("coreml-ios16")
     stage = message(package)
+    function = stage.mlProgram.functions["main"]
+    function.block_specializations["CoreML8"].CopyFrom(function.block_specializations[function.opset])
     pipeline = Model_pb2.Model(specificationVersion=stage.specificationVersion)
     pipeline.pipeline.models.append(stage)
     pipeline.pipeline.names.append("stage")
@@ -513,15 +517,74 @@ def test_all_functions_are_mended(copy: Copy, tmp_path: Path) -> None:
     assert any("decode: index of var_268 does not read" in line for line in coreml.differences(before, half, plan))
 
 
-def test_programs_in_a_pipeline(copy: Copy, tmp_path: Path) -> None:
+def in_a_row(package: Path) -> None:
+    """Make a package a pipeline of two: of its stage, and of the same stage for what comes out of the first."""
+    first, second = message(package), message(package)
+    pipeline = Model_pb2.Model(specificationVersion=first.specificationVersion)
+    for number, (stage, names) in enumerate(
+        ((first, {}), (second, {"hidden_states": "hidden_states_out", "hidden_states_out": "last"}))
+    ):
+        function = stage.mlProgram.functions["main"]
+        for item in (*function.inputs, *stage.description.input, *stage.description.output):
+            item.name = names.get(item.name, item.name)
+        block = main_block(stage)
+        block.outputs[:] = [names.get(name, name) for name in block.outputs]
+        for op in block.operations:
+            for item in (*op.outputs, *(b for argument in op.inputs.values() for b in argument.arguments)):
+                item.name = names.get(item.name, item.name)
+            for value in op.attributes.values():
+                if value.WhichOneof("value") == "blobFileValue":
+                    value.blobFileValue.fileName = f"@model_path/weights/{number}-weight.bin"
+        pipeline.pipeline.models.append(stage)
+        pipeline.pipeline.names.append(f"part{number}")
+        shutil.copy(package / WEIGHTS, package / WEIGHTS.parent / f"{number}-weight.bin")
+    (package / WEIGHTS).unlink()
+    (package / MODEL).write_bytes(pipeline.SerializeToString())
+
+
+def test_models_of_a_pipeline(copy: Copy) -> None:
+    """Both are mended in one go, all checks run, and `revert` brings the pipeline back."""
+    package = copy("coreml-fp32")
+    in_a_row(package)
+    Path(f"{package}.reference.safetensors").unlink()  # it is of one stage
+    before = tree(package)
+    report = fix(package)
+    assert [graph.name for graph in report.subject.model.graphs] == ["part0/main", "part1/main"]
+    assert report.subject.model.details[0] == "pipeline of 2 ML Programs"
+    assert [edit.graph for edit in report.plan.edits if edit.rule == "ple-raw-ids"] == ["part0/main", "part1/main"]
+    checks = {found.name: found.status for found in report.checks}
+    assert checks.pop("reference") is Status.SKIPPED
+    assert set(checks.values()) == {Status.PASSED}
+    assert "deep check" not in report.checks[0].summary
+    assert check(package).verdict is Verdict.PATCHED
+    revert(package)
+    assert tree(package) == before
+
+
+def test_a_prompt_runs_through_the_models_of_a_pipeline(copy: Copy) -> None:
+    alone = coreml.open_model(sample("coreml-fp32"))
+    package = copy("coreml-fp32")
+    in_a_row(package)
+    pipeline = coreml.open_model(package)
+    inputs, _ = numbers(sample("coreml-fp32"))
+    first = coreml.probe(alone, "main").run(inputs, ["hidden_states_out"])["hidden_states_out"]
+    second = coreml.probe(alone, "main").run({**inputs, "hidden_states": first}, ["hidden_states_out"])
+    found = coreml.probe(pipeline, "part1/main").run(inputs, ["last"])["last"]
+    assert found.tobytes() == second["hidden_states_out"].tobytes()
+    assert found.tobytes() != first.tobytes()
+
+
+def test_a_nested_pipeline(copy: Copy, tmp_path: Path) -> None:
     package = copy("coreml-fp32")
     stage = message(package)
-    pipeline = Model_pb2.Model(specificationVersion=stage.specificationVersion)
-    pipeline.pipeline.models.append(stage)
-    pipeline.pipeline.names.append("decoder")
-    (package / MODEL).write_bytes(pipeline.SerializeToString())
+    inner = Model_pb2.Model(specificationVersion=stage.specificationVersion)
+    inner.pipeline.models.append(stage)
+    inner.pipeline.names.append("decoder")
+    outer = Model_pb2.Model(specificationVersion=stage.specificationVersion)
+    outer.pipelineClassifier.pipeline.models.append(inner)
+    (package / MODEL).write_bytes(outer.SerializeToString())
     before, after, plan = mend(package, tmp_path / "staged")
-    assert [graph.name for graph in before.graphs] == ["decoder/main"]
+    assert [graph.name for graph in before.graphs] == ["model0/decoder/main"]
     assert verdicts(after) == [Verdict.PATCHED]
     assert coreml.differences(before, after, plan) == ()
     assert coreml.validate(after) == ()

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import coremltools as ct
 import coremltools.optimize.coreml as cto
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from .model import (
     StatefulStage,
     Tiny,
     hf_numbers,
+    run_layers,
     write_reference,
 )
 
@@ -100,6 +102,61 @@ class Split(Lookup):
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.cat([nn.functional.embedding(ids, table) for table in self.tables], dim=-1)
+
+
+class Layers(nn.Module):
+    """The decoder layers behind a :class:`PerLayerInputs`: [B,S,H], [B,S,L,D], [B,S] -> [B,S,H]."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+
+    def forward(self, hidden_states: Tensor, per_layer: Tensor, position_ids: Tensor) -> Tensor:
+        return run_layers(self.language, hidden_states, per_layer, position_ids)
+
+
+class FirstChunk(nn.Module):
+    """The first ``count`` layers where the host looks PLE up, written as for the Neural Engine.
+
+    [1,S,H], the rows times sqrt(D) [1,S,L*D], [1,S] -> [1,S,H] and what all layers get [1,S,L*D]: a
+    projection by a 1x1 convolution, and an RMS norm by the layer norm of [x, -x], whose mean is zero.
+    """
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, count: int) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+        self.count = count
+
+    def forward(self, hidden_states: Tensor, raw: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        language = self.language
+        weight = language.per_layer_model_projection.weight[..., None, None]
+        columns = hidden_states.transpose(1, 2).unsqueeze(2)
+        projected = nn.functional.conv2d(columns, weight).squeeze(2).transpose(1, 2)
+        projected = projected * language.per_layer_model_projection_scale
+        combined = (self.norm(projected) + raw) * language.per_layer_input_scale
+        parts = combined.split(language.hidden_size_per_layer_input, dim=2)
+        return run_layers(language, hidden_states, parts, position_ids, part=slice(self.count)), combined
+
+    def norm(self, rows: Tensor) -> Tensor:
+        norm = self.language.per_layer_projection_norm
+        width = self.language.hidden_size_per_layer_input
+        layers = rows.unflatten(2, (-1, width))
+        doubled = torch.cat([layers, -layers], dim=-1)
+        return (nn.functional.layer_norm(doubled, [2 * width], eps=norm.eps)[..., :width] * norm.weight).flatten(2)
+
+
+class LaterChunk(nn.Module):
+    """The layers behind a :class:`FirstChunk`: [1,S,H], what all layers get [1,S,L*D], [1,S] -> [1,S,H]."""
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, first: int) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+        self.part = slice(first, None)
+
+    def forward(self, hidden_states: Tensor, combined: Tensor, position_ids: Tensor) -> Tensor:
+        width = self.language.hidden_size_per_layer_input
+        parts = [combined[:, :, start : start + width] for start in range(0, combined.shape[2], width)]
+        return run_layers(self.language, hidden_states, parts, position_ids, part=self.part)
 
 
 def masked(_: PerLayerInputs, ids: Tensor, is_media: Tensor) -> Tensor:
@@ -215,13 +272,81 @@ def build_functions(folder: Path) -> None:
     save_file({name: nine[key].contiguous() for name, key in names.items()}, folder / "continued.safetensors")
 
 
+def build_pipeline(folder: Path) -> None:
+    """A pipeline of two programs with weights of their own: the PLE part, then the layers."""
+    model = SMALL.build()
+    bundle = folder / "stage.mlpackage"
+    numbers = write_reference(bundle, SMALL, model, 8, STAGE_EXPECTED, STAGE_INPUTS, "float16")
+    inputs = {
+        "hidden_states": numbers["inputs_embeds"],
+        "per_layer_inputs_out": numbers["per_layer_inputs"],
+        "position_ids": numbers["position_ids"],
+    }
+    layers = convert_part(Layers(model), inputs, "hidden_states_out")
+    for path, right in ((bundle, False), (folder / "mended" / "stage.mlpackage", True)):
+        lookup = convert(PerLayerInputs(model, right), numbers, IOS18, ct.precision.FLOAT16)
+        ct.utils.make_pipeline(lookup, layers).save(str(path))
+
+
+def build_chunks(folder: Path) -> None:
+    """Two packages that are handed their PLE rows, and Hugging Face's numbers for what they take and give.
+
+    ``numbers.safetensors``: ``RUN/NAME`` for ``hidden_states`` [1,S,H], ``per_layer_raw`` and
+    ``per_layer_combined`` [1,S,L*D], ``position_ids`` [1,S], and what comes out of either package,
+    ``first`` and ``second`` [1,S,H].
+    """
+    model, count = SMALL.build(), 1
+    SMALL.config().to_json_file(folder / "config.json", use_diff=False)
+    runs = {}
+    for run, ids in SMALL.prompts(8).items():
+        seen = hf_numbers(model, ids)
+        runs[run] = {
+            "hidden_states": seen["inputs_embeds"],
+            "per_layer_raw": seen["per_layer_identity"].flatten(2),
+            "per_layer_combined": seen["per_layer_inputs"].flatten(2),
+            "position_ids": seen["position_ids"],
+            "first": seen[f"hidden_states_{count - 1}"],
+            "second": seen["hidden_states"],
+        }
+    save_file(
+        {f"{run}/{name}": tensor.contiguous() for run, of in runs.items() for name, tensor in of.items()},
+        folder / "numbers.safetensors",
+    )
+    numbers = runs["media"]
+    shared = {"position_ids": numbers["position_ids"]}
+    first = {"hidden_states": numbers["hidden_states"], "per_layer_raw": numbers["per_layer_raw"], **shared}
+    outputs = ("hidden_states_out", "per_layer_combined_out")
+    convert_part(FirstChunk(model, count), first, *outputs).save(str(folder / "chunk1.mlpackage"))
+    later = {"hidden_states": numbers["first"], "per_layer_combined": numbers["per_layer_combined"], **shared}
+    convert_part(LaterChunk(model, count), later, "hidden_states_out").save(str(folder / "chunk2.mlpackage"))
+
+
+def convert_part(module: nn.Module, inputs: Mapping[str, Tensor], *outputs: str) -> ct.models.MLModel:
+    """Converts a module by tracing it, float16, iOS18, for inputs of just these shapes."""
+    example = {name: tensor if tensor.is_floating_point() else tensor.int() for name, tensor in inputs.items()}
+    return ct.convert(
+        torch.jit.trace(module.eval(), tuple(example.values())),
+        inputs=[
+            ct.TensorType(name, tuple(tensor.shape), np.float16 if tensor.is_floating_point() else np.int32)
+            for name, tensor in example.items()
+        ],
+        outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
+        minimum_deployment_target=IOS18,
+        skip_model_load=True,
+    )
+
+
+# Of other shapes than a stage with one function.
+OTHERS = {"functions": build_functions, "pipeline": build_pipeline, "chunks": build_chunks}
+
+
 def main(out: Path, names: list[str]) -> None:
     with patch.object(PerLayerInputs, "masked", masked):
-        for name in names or [*VARIANTS, "functions"]:
+        for name in names or [*VARIANTS, *OTHERS]:
             folder = out / name
             folder.mkdir(parents=True)
-            if name == "functions":
-                build_functions(folder)
+            if name in OTHERS:
+                OTHERS[name](folder)
             else:
                 build(folder, VARIANTS[name])
             print(name, flush=True)

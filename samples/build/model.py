@@ -6,7 +6,7 @@ decoder layers and add what an exporter adds: the splice and the ids of the look
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -289,13 +289,14 @@ IDENTITY_EXPECTED = {"per_layer_identity": "per_layer_identity"}
 def run_layers(
     language: Gemma4TextModel,
     hidden_states: Tensor,
-    per_layer: Tensor,
+    per_layer: Tensor | Sequence[Tensor],
     positions: Tensor,
     cache: "StateCache | None" = None,
     part: slice = slice(None),
 ) -> Tensor:
     """All decoder layers, or a part, with a cache or without. [B,S,H], [B,S,L,D], [B,S] -> [B,S,H].
 
+    ``per_layer`` may also be [B,S,D] for each layer.
     The prompts are far shorter than the sliding window (512), so one causal mask serves both
     kinds of layer.
     """
@@ -309,7 +310,7 @@ def run_layers(
     for index, layer in list(enumerate(language.layers))[part]:
         hidden_states = layer(
             hidden_states,
-            per_layer[:, :, index, :],
+            per_layer[:, :, index, :] if isinstance(per_layer, Tensor) else per_layer[index],
             shared_kv_states=shared_kv,
             position_embeddings=rotary[kinds[index]],
             attention_mask=mask,

@@ -7,7 +7,7 @@ from g4patch.formats import Model
 from g4patch.formats.coreml.check import validate
 from g4patch.formats.coreml.differences import differences
 from g4patch.formats.coreml.edit import write
-from g4patch.formats.coreml.model import NAME, default_shapes, functions, native, open_model
+from g4patch.formats.coreml.model import NAME, default_shapes, functions, leading_to, native, open_model
 from g4patch.formats.coreml.package import root_file
 from g4patch.runtimes import Probe, Unavailable
 
@@ -28,9 +28,13 @@ def probe(model: Model, graph: str) -> Probe:
     from g4patch.runtimes.mil.program import read_function
 
     message = native(model).message
-    try:
-        function, opset = functions(message)[graph]
-    except KeyError as error:
-        raise Unavailable(f"there is no function {graph}") from error
+    known = functions(message)
+    if graph not in known:
+        raise Unavailable(f"there is no function {graph}")
     weights = root_file(model.path).parent / "weights"
-    return MilProbe(read_function(function, graph, opset), weights, default_shapes(message, graph))
+    probes: list[MilProbe] = []
+    for name in leading_to(message, graph):
+        function, opset = known[name]
+        shapes = default_shapes(message, name)
+        probes.append(MilProbe(read_function(function, name, opset), weights, shapes, tuple(probes)))
+    return probes[-1]

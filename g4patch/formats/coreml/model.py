@@ -54,17 +54,35 @@ def open_model(path: Path, staged: Staged = NOT_STAGED) -> Model:
     )
 
 
-def functions(message: Message) -> dict[str, tuple[Message, str]]:
-    """Graph name -> (function, opset): every specialisation of every function of every part of a pipeline."""
-    found: dict[str, tuple[Message, str]] = {}
+@dataclass(frozen=True)
+class _Entry:
+    """What a graph is read from: one specialisation of a function; its `suffix` tells it from the function's others."""
+
+    program: Program
+    function: str
+    opset: str
+    suffix: str
+
+    @property
+    def graph(self) -> str:
+        return "/".join(part for part in (self.program.name, self.function) if part) + self.suffix
+
+
+def _entries(message: Message) -> Iterator[_Entry]:
+    """Every specialisation of every function, of a pipeline's models one after the other as they run."""
     for program in programs(message):
         for name in sorted(program.message.functions):
-            function = program.message.functions[name]
-            full = _full_name(program, name)
-            for opset, suffix in _specialisations(full, function):
-                if full + suffix in found:
-                    raise BundleError(f"two models of the pipeline are called {program.name}", "name them apart")
-                found[full + suffix] = (function, opset)
+            for opset, suffix in _specialisations(name, program.message.functions[name]):
+                yield _Entry(program, name, opset, suffix)
+
+
+def functions(message: Message) -> dict[str, tuple[Message, str]]:
+    """Graph name -> (function, opset): every specialisation of every function of every model of a pipeline."""
+    found: dict[str, tuple[Message, str]] = {}
+    for entry in _entries(message):
+        if entry.graph in found:
+            raise BundleError(f"two models of the pipeline are called {entry.program.name}", "name them apart")
+        found[entry.graph] = (entry.program.message.functions[entry.function], entry.opset)
     if not found:
         raise BundleError("the model holds no function", "export it again with coremltools")
     return found
@@ -72,18 +90,25 @@ def functions(message: Message) -> dict[str, tuple[Message, str]]:
 
 def default_shapes(message: Message, graph: str) -> dict[str, tuple[int, ...]]:
     """The shape in which each tensor input of a graph is described: of open dimensions, their defaults."""
-    for program in programs(message):
-        described = {function.name: function.input for function in program.description.functions}
-        for name in program.message.functions:
-            full = _full_name(program, name)
-            if graph == full or graph.startswith(f"{full}@"):
-                features = described.get(name, program.description.input)
-                return {item.name: tuple(item.type.multiArrayType.shape) for item in features}
+    for entry in _entries(message):
+        if entry.graph == graph:
+            described = {function.name: function.input for function in entry.program.description.functions}
+            features = described.get(entry.function, entry.program.description.input)
+            return {item.name: tuple(item.type.multiArrayType.shape) for item in features}
     return {}
 
 
-def _full_name(program: Program, function: str) -> str:
-    return f"{program.name}/{function}" if program.name else function
+def leading_to(message: Message, graph: str) -> tuple[str, ...]:
+    """A graph and, before it, those that run before it in its pipeline: of each model the function of the same name."""
+    entries = {entry.graph: entry for entry in _entries(message)}
+    own = entries[graph]
+    before: list[str] = []
+    for name, entry in entries.items():
+        if entry.program.name == own.program.name:
+            break
+        if (entry.function, entry.suffix) == (own.function, own.suffix):
+            before.append(name)
+    return (*before, graph)
 
 
 def _specialisations(name: str, function: Message) -> Iterator[tuple[str, str]]:

@@ -28,14 +28,22 @@ class MilProbe:
 
     `shapes` gives the default shape of inputs with open dimensions (from the model's description); where it names
     none that the function takes, an open first axis of several is fed as 1 and other open axes as 8.
+
+    `before` are the models that run before this one in a pipeline. What they put out takes the place of inputs of the
+    same name when a prompt is run, as in Core ML's pipelines; a lookup is run by itself.
     """
 
     def __init__(
-        self, function: Function, weights_dir: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        function: Function,
+        weights_dir: Path,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        before: Sequence[MilProbe] = (),
     ) -> None:
         self._interpreter = Interpreter(function, Weights(weights_dir))
         self._function = function
         self._shapes = dict(shapes or {})
+        self._before = before
 
     @property
     def runtime(self) -> str:
@@ -69,7 +77,13 @@ class MilProbe:
         return np.concatenate(chunks)[: len(rows)]
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, Array]:
-        """Values for one prompt. Feeds that are neither an input of the function nor a state are left."""
+        """Values for one prompt. Feeds that are neither an input of a function that runs nor a state are left."""
+        values = dict(feeds)
+        for probe, needed in self._leading():
+            values |= probe._alone(values, needed)
+        return self._alone(values, outputs)
+
+    def _alone(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, Array]:
         inputs = {name: array for name, array in feeds.items() if name in self._function.inputs}
         state = {name: array for name, array in feeds.items() if name in self._function.states}
         wanted = [name for name in outputs if name not in self._function.states]
@@ -77,6 +91,17 @@ class MilProbe:
             return self._interpreter.run(inputs, outputs)
         found = self._interpreter.run(inputs, wanted, state=state)
         return {name: found[name] if name in found else state[name] for name in outputs}
+
+    def _leading(self) -> list[tuple[MilProbe, tuple[str, ...]]]:
+        """The models that lead to the inputs, in order, and what is needed of each."""
+        steps = []
+        wanted = set(self._function.inputs)
+        for probe in reversed(self._before):
+            needed = tuple(name for name in probe._function.outputs if name in wanted)
+            if needed:
+                steps.append((probe, needed))
+                wanted = (wanted - set(needed)) | set(probe._function.inputs)
+        return steps[::-1]
 
     def _only(self, output: str, allowed: set[str], given: tuple[str, ...]) -> None:
         others = inputs_of(self._function, [output], given) - allowed
