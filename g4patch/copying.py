@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.bundle import BACKUP_SUFFIX, Bundle
-from g4patch.errors import UsageError
+from g4patch.errors import BundleError, UsageError
 from g4patch.formats import Staged, pattern
+from g4patch.links import stays_inside
 
 # What is being done, and how many bytes of how many are done.
 Progress = Callable[[str, int, int], None]
@@ -53,6 +54,7 @@ def copied(
         raise UsageError(f"{out} is not called {pattern(bundle.path)}", "name the output like the input")
     root = bundle.path.parent
     inside = list(_everything(bundle.path)) if bundle.path.is_dir() else list(files)
+    _refuse_links_out(bundle, inside)
     refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])
     refuse_full(out, sum(path.stat().st_size for path in inside))
     # A new folder is made whole beside its place, and gets its name in one step.
@@ -79,6 +81,15 @@ def _everything(folder: Path) -> Iterator[Path]:
         ours = any(part.endswith(BACKUP_SUFFIX) for part in path.relative_to(folder).parts[:-1])
         if path.is_file() and not ours:
             yield path
+
+
+def _refuse_links_out(bundle: Bundle, files: Sequence[Path]) -> None:
+    """Of a single file's own files, its format has judged where they may lie."""
+    for path in files if bundle.path.is_dir() else ():
+        if not stays_inside(path, bundle.path):
+            raise BundleError(
+                f"{path} is a link out of {bundle.path}", "put what it leads to in its place, or remove it"
+            )
 
 
 def refuse_existing(out: Path, others: Sequence[Path] = ()) -> None:

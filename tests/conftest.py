@@ -71,6 +71,25 @@ def copy(tmp_path: Path) -> Copy:
     return copy_sample
 
 
+@pytest.fixture
+def cached(tmp_path: Path) -> Copy:
+    """Lays a sample out as the Hugging Face cache does, links to blobs; returns the bundle in the snapshot."""
+
+    def cached_sample(name: str) -> Path:
+        repository = tmp_path / "models--org--name"
+        snapshot = repository / "snapshots" / "0123abc"
+        (repository / "blobs").mkdir(parents=True)
+        for path in sorted(path for path in (SAMPLES / name).rglob("*") if path.is_file()):
+            blob = repository / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
+            shutil.copy(path, blob)
+            link = snapshot / path.relative_to(SAMPLES / name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        return snapshot / sample(name).relative_to(SAMPLES / name)
+
+    return cached_sample
+
+
 # For tests that build bundles; without the variable, the pinned exporters are installed, for Python 3.11 alone.
 needs_build_python = pytest.mark.skipif(
     "G4PATCH_BUILD_PYTHON" not in os.environ and sys.version_info[:2] != (3, 11),

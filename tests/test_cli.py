@@ -99,6 +99,8 @@ def test_the_only_bundle_here_is_meant(copy: Copy, monkeypatch: pytest.MonkeyPat
     ("name", "hint"),
     [
         ("model.mlmodelc", "patch the .mlpackage"),
+        ("model.mlarchive", "encrypted"),
+        ("model.mlmodel", "point at the .mlpackage"),
         ("main.aimodelc", "patch the .aimodel"),
         ("model.gguf", "GGUF"),
         ("notes.txt", "bundles are called"),

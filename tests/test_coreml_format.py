@@ -1021,6 +1021,8 @@ def without_the_block_of_its_opset(package: Path) -> None:
     rewrite(package, lambda model: setattr(model.mlProgram.functions["main"], "opset", "CoreML9"))
 
 
+NOISE = np.random.default_rng(1).bytes(4096)
+
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda p: (p / "Manifest.json").unlink(), "Manifest.json cannot be read"),
     "manifest is no JSON": (lambda p: (p / "Manifest.json").write_text("{"), "is not JSON"),
@@ -1032,7 +1034,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "root is missing": (lambda p: (p / MODEL).unlink(), "is not in the package"),
     "root has a null byte": (lambda p: manifest(p, lambda c: root(c).update(path="a\0b")), "is not in the package"),
     "root leaves the package": (leaves_the_package, "leads out of the package"),
-    "root is absolute": (absolute, "leads out of the package"),
+    "root is absolute": (absolute, "is not in the package"),
     "root is linked away": (linked_away, "leads out of the package"),
     "manifest is linked away": (manifest_linked_away, "Manifest.json leads out of the package"),
     "weights are linked away": (weights_linked_away, "leads out of the package"),
@@ -1047,6 +1049,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "offset is beyond the end": (weights_at(2**63 + 5), "and the model needs at least"),
     "offset is no weight": (weights_at(25_857), "has no weight at offset 25,857"),
     "model is empty": (lambda p: (p / MODEL).write_bytes(b""), "the model is empty"),
+    "model is encrypted": (lambda p: (p / MODEL).write_bytes(NOISE), "truncated or encrypted"),
     "model nests too deep": (nested_too_deep, "is not a Core ML model"),
     "model has no functions": (lambda p: rewrite(p, lambda m: m.mlProgram.functions.clear()), "holds no function"),
     "constant is too short": (constant_with_too_few_elements, "a constant of shape [4] holds 3 elements"),

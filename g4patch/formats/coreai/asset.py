@@ -11,6 +11,7 @@ from g4patch.errors import BundleError
 from g4patch.formats import Staged
 from g4patch.formats.coreai import bytecode
 from g4patch.formats.coreai.bytecode import Bytecode
+from g4patch.links import stays_inside
 
 PROGRAM = "main.mlirb"
 HASH = "main.hash"
@@ -59,7 +60,7 @@ def _file(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.is_file():
         raise BundleError(f"{path} is missing", "was the copy, or the program that saved it, interrupted?")
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not stays_inside(path, folder):
         raise BundleError(f"{path} is a link out of the asset", "copy the asset with its files in place of links")
     with path.open("rb") as file:
         if file.read(len(_LFS)) == _LFS:

@@ -15,6 +15,7 @@ from typing import Any
 
 from g4patch.errors import BundleError
 from g4patch.formats.coreml.proto import Message, model_pb2
+from g4patch.links import stays_inside
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 # protobuf does not parse or write messages of 2 GiB or more.
@@ -49,7 +50,7 @@ def root_file(package: Path) -> Path:
     path = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(path, str) or not path:
         raise BundleError(f"{package}/Manifest.json names no root model", "save the package again with coremltools")
-    return inside(package / "Data", path, "Manifest.json")
+    return inside(package, f"Data/{path}", "Manifest.json")
 
 
 def _refuse_other_layouts(package: Path) -> None:
@@ -79,7 +80,10 @@ def _read_manifest(package: Path) -> dict[str, Any]:
 
 
 def inside(root: Path, relative: str, named_by: str) -> Path:
-    """`root / relative`, an existing file that neither its path nor a link takes out of `root`. Raises BundleError."""
+    """`root / relative`, an existing file that neither its path nor a link takes out of `root`. Raises BundleError.
+
+    See `g4patch.links` for the links that are followed.
+    """
     path = root / relative
     what = f"{named_by} names {relative!r}, which"
     try:
@@ -93,8 +97,7 @@ def inside(root: Path, relative: str, named_by: str) -> Path:
 
 
 def _refuse_escape(root: Path, path: Path, what: str) -> None:
-    """Nothing outside a package is read, also not where a download cache keeps its files behind links."""
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not stays_inside(path, root):
         raise BundleError(
             f"{what} leads out of the package",
             "a package holds all its files: where they are links, copy it with cp -RL, or download it to a folder",

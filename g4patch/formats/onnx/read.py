@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.formats.onnx.slice import cut
 from g4patch.formats.onnx.view import OnnxGraph, build
 from g4patch.formats.onnx.walk import blocks, tensors
+from g4patch.links import stays_inside
 from g4patch.runtimes import Probe
 
 _LARGEST_PROTO = 2**31 - 1
@@ -114,9 +116,8 @@ def _data_file(model: Path, location: str, end: int) -> Path:
     try:
         if not path.is_file():
             raise BundleError(f"the external data file {path} is missing", "copy it beside the model")
-        # Behind links, too: where the model itself is one, as in the Hugging Face cache, its target's folder counts.
-        homes = {model.parent.resolve(), model.resolve().parent}
-        if not any(path.resolve().is_relative_to(home) for home in homes):
+        # Where the model itself is a link, its target's folder counts too.
+        if not any(stays_inside(path, home) for home in (model.parent, model.resolve().parent)):
             raise _outside(location)
     except (OSError, RuntimeError) as error:
         raise BundleError(
@@ -145,12 +146,21 @@ def _short(path: Path, size: int, needed: int) -> BundleError:
 
 
 def probe(model: Model, graph: str) -> Probe:
-    """onnxruntime on the slices around the lookups."""
+    """onnxruntime on the slices around the lookups.
+
+    It follows no link out of the folder that it is given: data files are named by where they really are.
+    """
     from g4patch.runtimes.ort import OrtProbe
 
     own = native(model)
+    home = model.path.parent.resolve()
+    folder = Path(os.path.commonpath([path.resolve().parent for path in model.files[1:]] or [home]))
 
     def isolate(feeds: Sequence[str], outputs: Sequence[str]) -> ModelProto:
-        return cut(own.proto, own.graph, feeds, outputs)
+        isolated = cut(own.proto, own.graph, feeds, outputs)
+        for entry in (entry for tensor in tensors(isolated) for entry in tensor.external_data):
+            if entry.key == "location":
+                entry.value = str((home / entry.value).resolve().relative_to(folder))
+        return isolated
 
-    return OrtProbe(isolate, model.path.parent, own.graph.view)
+    return OrtProbe(isolate, folder, own.graph.view)
