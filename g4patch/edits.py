@@ -78,14 +78,16 @@ Edit = GraphEdit | RowCopy | ConfigSet
 
 @dataclass(frozen=True)
 class Plan:
-    """All edits to one model, in order."""
+    """All edits to one model, in order. `note` is what the model's metadata will say of them, if its format has any."""
 
     edits: tuple[Edit, ...] = ()
+    note: str = ""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the plan, hexadecimal: equal plans have equal digests on every machine."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the edits, hexadecimal: equal plans have equal digests on every machine."""
+        edits = [asdict(edit) for edit in self.edits]
+        text = json.dumps({"edits": edits}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

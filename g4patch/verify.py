@@ -93,7 +93,8 @@ def structure(before: Subject, after: Subject, plan: Plan) -> Check:
         problems.append("inputs or outputs changed")
     if problems:
         return Check("structure", Status.FAILED, problems[0], tuple(problems))
-    return Check("structure", Status.PASSED, f"{plan.done}, nothing else changed{note}")
+    told = ", a note in the metadata" if plan.note else ""
+    return Check("structure", Status.PASSED, f"{plan.done}{told}, nothing else changed{note}")
 
 
 def _signature(subject: Subject) -> list[Any]:

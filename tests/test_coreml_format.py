@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from coremltools.converters.mil.frontend.milproto import load as milproto
 from coremltools.converters.mil.mil import types
 from coremltools.proto import Model_pb2
 
-from g4patch import check, fix, places, ple, revert
+from g4patch import Options, check, fix, places, ple, revert
 from g4patch.edits import Plan, mask_ids
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import Model, coreml
@@ -39,6 +40,8 @@ from tests.conftest import SAMPLES, Copy, numbers, sample, tree
 CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
+
+RULES = ("ple-raw-ids", "splice-misses-rows")
 
 # The media ids of a vocabulary of 320, as in the samples (samples/README.md).
 MEDIA = (310, 311, 314)
@@ -85,7 +88,7 @@ def mask(model: Model, tokens: TokenFacts = TOKENS) -> Plan:
 def mend(package: Path, staged: Path, plan: Plan | None = None) -> tuple[Model, Model, Plan]:
     """(before, after, plan) with the plan written to `staged`."""
     before = coreml.open_model(package)
-    plan = plan or mask(before)
+    plan = plan or coreml.complete(before, mask(before))
     stages = {before.replaced[0]: staged}
     coreml.write(before, plan, stages)
     return before, coreml.open_model(package, stages), plan
@@ -485,8 +488,49 @@ def test_everything_else_survives(copy: Copy, tmp_path: Path) -> None:
     coreml.write(before, plan, {before.replaced[0]: tmp_path / "again"})
     assert (tmp_path / "again").read_bytes() == written
     mended = Model_pb2.Model.FromString(written)
+    assert mended.description.metadata.userDefined.pop("g4patch") == plan.note
     assert mended.description == message(package).description
     assert mended.mlProgram.docString == "ours"
+
+
+def without_metadata(model: Any) -> None:
+    model.description.ClearField("metadata")
+
+
+def with_an_entry_of_ours(model: Any) -> None:
+    model.description.metadata.userDefined["g4patch"] = "said before"
+
+
+@pytest.mark.parametrize("furnish", [without_metadata, with_an_entry_of_ours])
+def test_a_note_is_added_and_taken_back(furnish: Callable[[Any], None], copy: Copy, tmp_path: Path) -> None:
+    package = copy("coreml-fp32")
+    rewrite(package, furnish)
+    before, after, plan = mend(package, tmp_path / "staged")
+    assert plan.note == f"g4patch {version('g4patch')}: ple-raw-ids; plan {plan.digest}"
+    assert coreml.differences(before, after, plan) == ()
+    mended = Model_pb2.Model.FromString((tmp_path / "staged").read_bytes())
+    said = "said before\n" if furnish is with_an_entry_of_ours else ""
+    assert mended.description.metadata.userDefined["g4patch"] == said + plan.note
+    without = Plan(plan.edits)
+    assert coreml.differences(before, after, without) == (
+        "model: the entry g4patch of its metadata is not the one of the plan",
+        "model: description differs",
+    )
+
+
+def test_each_fix_adds_a_note(copy: Copy) -> None:
+    """One a rule, and none where nothing is left to do; both are undone by `revert`."""
+    package = copy("coreml-fp32")
+    Path(f"{package}.reference.safetensors").unlink()  # it asks for both at once
+    before = tree(package)
+    digests = [fix(package, Options(select=frozenset({rule}))).models[0].plan.digest for rule in RULES]
+    assert fix(package).publication is None
+    lines = message(package).description.metadata.userDefined["g4patch"].splitlines()
+    tool = f"g4patch {version('g4patch')}"
+    assert lines == [f"{tool}: {rule}; plan {digest}" for rule, digest in zip(RULES, digests, strict=True)]
+    for _ in RULES:
+        revert(package)
+    assert tree(package) == before
 
 
 def test_new_names_are_unique_among_values_and_ops(copy: Copy, tmp_path: Path) -> None:
@@ -734,6 +778,18 @@ def metadata_changed(model: Any) -> None:
     model.description.metadata.author = "someone"
 
 
+def note_changed(model: Any) -> None:
+    model.description.metadata.userDefined["g4patch"] += "?"
+
+
+def note_removed(model: Any) -> None:
+    del model.description.metadata.userDefined["g4patch"]
+
+
+def entry_added(model: Any) -> None:
+    model.description.metadata.userDefined["more"] = ""
+
+
 def version_raised(model: Any) -> None:
     model.specificationVersion += 1
 
@@ -773,6 +829,9 @@ TAMPERING: dict[Callable[[Any], None], str] = {
     lookup_with_other_axis: "main: gather var_268 differs in input axis",
     description_changed: "model: description differs",
     metadata_changed: "model: description differs",
+    note_changed: "model: the entry g4patch of its metadata is not the one of the plan",
+    note_removed: "model: the entry g4patch of its metadata is not the one of the plan",
+    entry_added: "model: description differs",
     version_raised: "model: specificationVersion differs",
     opset_attribute_added: "main: attributes differs",
     build_info_changed: "model: mlProgram differs",

@@ -192,6 +192,15 @@ def test_the_mask_is_what_coremltools_writes(mended: Path) -> None:
         assert [ours.fields(op) for op in ours.masks()] == expected
 
 
+def test_it_describes_itself_as_the_conversion_does(mended: Path) -> None:
+    """Inputs, outputs, states and metadata, but for our own entry."""
+    ours, theirs = (message(package) for package in (mended, mended.parent / "mended" / "stage.mlpackage"))
+    note = ours.description.metadata.userDefined.pop("g4patch")
+    assert note.startswith("g4patch ")
+    assert ours.description == theirs.description
+    assert ours.specificationVersion == theirs.specificationVersion
+
+
 def test_it_computes_what_the_conversion_of_the_mended_module_does(mended: Path) -> None:
     """Bit for bit, outputs and states. What comes out of a pipeline's model goes into those after it."""
     converted = interpreters(mended.parent / "mended" / "stage.mlpackage")

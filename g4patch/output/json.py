@@ -73,7 +73,9 @@ def _model(report: ModelReport, whole: Report) -> dict[str, Any]:
         "warnings": list(subject.tokens.warnings),
         "graphs": [_graph(analysis, subject) for analysis in subject.analyses],
         "findings": [_finding(finding, whole) for finding in report.findings],
-        "plan": {"sha256": plan.digest, "edits": [_edit(edit) for edit in plan.edits]} if plan.edits else None,
+        "plan": {"sha256": plan.digest, "edits": [_edit(edit) for edit in plan.edits], "note": plan.note}
+        if plan.edits
+        else None,
         "checks": [
             {
                 "name": item.name,

@@ -78,6 +78,8 @@ def _proof(report: Report, model: ModelReport, console: Console) -> None:
         console.print()
         for edit in model.plan.edits:
             console.print(indented(_planned(edit, model.subject)))
+        if model.plan.note:
+            console.print(indented(Text.assemble(("in the metadata\n", "bold"), (f"  + {model.plan.note}", "green"))))
 
 
 def _finding(report: Report, model: ModelReport, finding: Finding) -> tuple[Text, Text]:

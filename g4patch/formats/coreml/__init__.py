@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from g4patch.edits import Plan
 from g4patch.formats import Model
 from g4patch.formats.coreml.check import validate
 from g4patch.formats.coreml.differences import differences
 from g4patch.formats.coreml.edit import write
 from g4patch.formats.coreml.model import NAME, default_shapes, functions, leading_to, native, open_model
+from g4patch.formats.coreml.note import complete
 from g4patch.formats.coreml.package import root_file
 from g4patch.runtimes import Probe, Unavailable
 
@@ -15,11 +15,6 @@ __all__ = ["MASK_DTYPES", "NAME", "complete", "differences", "open_model", "prob
 
 # `equal` takes no narrower integers on any opset, and its float16 cannot hold token ids.
 MASK_DTYPES = frozenset({"int32"})
-
-
-def complete(model: Model, plan: Plan) -> Plan:
-    """The plan itself: Core ML needs no companion nodes."""
-    return plan
 
 
 def probe(model: Model, graph: str) -> Probe:

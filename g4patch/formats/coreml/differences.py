@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from g4patch.edits import Const, GraphEdit, NewNode, Plan, Redirect
 from g4patch.errors import EditError
 from g4patch.formats import Model
-from g4patch.formats.coreml import build
+from g4patch.formats.coreml import build, note
 from g4patch.formats.coreml.edit import binding, mil_name
 from g4patch.formats.coreml.model import block, functions, native
 from g4patch.formats.coreml.package import programs
@@ -34,6 +34,8 @@ def differences(before: Model, after: Model, plan: Plan) -> tuple[str, ...]:
             continue
         edits = [edit for edit in plan.graph_edits if edit.graph == graph]
         lines.extend(_take_back(rest, old.message, edits, old.readings[graph], new.readings[graph]))
+    if not note.take_back(rest, old.message, plan.note):
+        lines.append(f"model: the entry {note.KEY} of its metadata is not the one of the plan")
     lines.extend(_compare(old.message, rest))
     if not lines and not _same(old.message, rest):
         lines.append("the model differs in fields that are not known here")

@@ -11,7 +11,7 @@ from itertools import count
 from g4patch.edits import GraphEdit, NewNode, Plan
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import Model, Staged
-from g4patch.formats.coreml import build
+from g4patch.formats.coreml import build, note
 from g4patch.formats.coreml.model import block, functions, native
 from g4patch.formats.coreml.proto import Message
 from g4patch.formats.coreml.values import text
@@ -32,6 +32,7 @@ def write(model: Model, plan: Plan, staged: Staged) -> None:
         if graph not in own.readings:
             raise EditError(f"the model has no function {graph}")
         _apply(edited, graph, [edit for edit in plan.graph_edits if edit.graph == graph], own.readings[graph])
+    note.write(edited, plan.note)
     (target,) = model.replaced
     content = _serialise(edited)
     with staged[target].open("xb") as file:
