@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from g4patch import engine, record
 from g4patch.arguments import options, parser, request, token_flags
@@ -140,6 +139,9 @@ def _revert(arguments: argparse.Namespace, err: Console) -> int:
 
 
 def _explain(arguments: argparse.Namespace, err: Console) -> int:
+    # Imported late: it takes as long as the rest of rich.
+    from rich.markdown import Markdown
+
     out = Console(highlight=False)
     if arguments.topic == "checks":
         out.print(Markdown(checks_page()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -138,17 +139,36 @@ def fix(
     """Plan, apply, verify on the stage, publish: in place, or to `out`. `dry_run` stops after the plan."""
     started = time.monotonic()
     bundle = find(path)
+    state = _state(bundle)
     report = _judge("fix", bundle, options)
     if report.plan.edits and not dry_run:
-        report = _fix_in_place(bundle, options) if out is None else _fix_copy(report, bundle, options, out)
+        if out is None:
+            report = _fix_in_place(report, state, bundle, options)
+        else:
+            report = _fix_copy(report, bundle, options, out)
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _fix_in_place(bundle: Bundle, options: Options) -> Report:
+# Of each file of a bundle its identity, size and time: as long as they are the same, so is what was read.
+_State = Mapping[Path, tuple[int, int, int]]
+
+
+def _state(bundle: Bundle) -> _State:
+    found = {}
+    for file in (file for model in bundle.models for file in (model, *model.rglob("*"))):
+        with suppress(OSError):  # it has just gone
+            state = file.lstat()
+            found[file] = (state.st_ino, state.st_size, state.st_mtime_ns)
+    return found
+
+
+def _fix_in_place(report: Report, state: _State, bundle: Bundle, options: Options) -> Report:
+    """Fix under the lock. `state` is that of the bundle before `report` was made."""
     with publish.locked(bundle.path):
         publish.recover(bundle.path)
-        # Once more: only from here on is nobody else changing the bundle.
-        report = _judge("fix", bundle, options)
+        if _state(bundle) != state:
+            # Once more: only under the lock is nobody else changing the bundle.
+            report = _judge("fix", bundle, options)
         targets = _targets(report)
         if not targets:
             return report

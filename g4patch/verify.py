@@ -6,6 +6,7 @@ Each check is passed, failed or skipped with a reason. A check that compared not
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,11 @@ _SAMPLE_SEED = 4
 
 def verify_patch(before: Subject, after: Subject, plan: Plan, reference: Reference | None = None) -> tuple[Check, ...]:
     """All checks of a patched model against the unpatched one, and against a reference if there is one."""
-    checks = (structure(before, after, plan), row_map(before, after), differential(before, after))
-    return (*checks, _reference(before, after, reference))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # A validator may be a process of its own that takes seconds: it runs beside the other checks.
+        validated = pool.submit(_validated, before, after)
+        others = (row_map(before, after), differential(before, after), _reference(before, after, reference))
+        return (structure(before, after, plan, validated.result()), *others)
 
 
 def verify_bundle(subject: Subject, before: Subject | None, reference: Reference | None) -> tuple[Check, ...]:
@@ -76,25 +80,30 @@ def _reference(before: Subject | None, after: Subject, reference: Reference | No
     return compare.reference(before, after, reference)
 
 
-def structure(before: Subject, after: Subject, plan: Plan) -> Check:
-    """The file is the old one plus the plan, and the format's own validator has nothing new to say."""
+# What the format's own validator has against a model and not against the one before, and a remark on it.
+_Validated = tuple[tuple[str, ...], str]
+
+
+def _validated(before: Subject, after: Subject) -> _Validated:
     fmt = formats.of(before.model)
-    problems = list(fmt.differences(before.model, after.model, plan))
-    note = ""
     try:
         said = fmt.validate(after.model)
         old = fmt.validate(before.model) if said else ()
-        problems += [line for line in said if line not in old]
-        if old:
-            note = "; the validator rejects the original too"
     except Unavailable as unavailable:
-        note = f"; {unavailable.reason}"
+        return (), f"; {unavailable.reason}"
+    return tuple(line for line in said if line not in old), "; the validator rejects the original too" if old else ""
+
+
+def structure(before: Subject, after: Subject, plan: Plan, validated: _Validated | None = None) -> Check:
+    """The file is the old one plus the plan, and the format's own validator has nothing new to say."""
+    faults, remark = _validated(before, after) if validated is None else validated
+    problems = [*formats.of(before.model).differences(before.model, after.model, plan), *faults]
     if _signature(before) != _signature(after):
         problems.append("inputs or outputs changed")
     if problems:
         return Check("structure", Status.FAILED, problems[0], tuple(problems))
     told = ", a note in the metadata" if plan.note else ""
-    return Check("structure", Status.PASSED, f"{plan.done}{told}, nothing else changed{note}")
+    return Check("structure", Status.PASSED, f"{plan.done}{told}, nothing else changed{remark}")
 
 
 def _signature(subject: Subject) -> list[Any]:

@@ -595,7 +595,10 @@ def test_models_of_a_pipeline(copy: Copy) -> None:
     report = fix(package)
     assert [graph.name for graph in report.subject.model.graphs] == ["part0/main", "part1/main"]
     assert report.subject.model.details[0] == "pipeline of 2 ML Programs"
-    assert [edit.graph for edit in report.plan.edits if edit.rule == "ple-raw-ids"] == ["part0/main", "part1/main"]
+    assert [edit.graph for edit in report.plan.graph_edits if edit.rule == "ple-raw-ids"] == [
+        "part0/main",
+        "part1/main",
+    ]
     checks = {found.name: found.status for found in report.checks}
     assert checks.pop("reference") is Status.SKIPPED
     assert set(checks.values()) == {Status.PASSED}

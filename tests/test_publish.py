@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from g4patch import delta, engine, fix, publish, revert, verify
+from g4patch.bundle import Bundle
 from g4patch.cli import main
 from g4patch.errors import BundleError, UsageError
-from g4patch.report import Check, Outcome, Status
+from g4patch.report import Check, Outcome, Report, Status
 from tests.conftest import Copy, tree
 from tests.kill import steps_of
 
@@ -213,6 +214,24 @@ def test_too_little_disk_is_said_before_anything_is_written(copy: Copy, monkeypa
     with pytest.raises(UsageError, match="bytes free"):
         fix(bundle, out=bundle.parent / "out")
     assert tree(bundle.parent) == before
+
+
+def test_what_changes_before_the_lock_is_seen(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run mends the bundle while this one has judged it and does not hold the lock yet."""
+    bundle, judge = copy("onnx-stage"), engine._judge
+    fix(bundle, out=bundle.parent / "mended")
+    mended = (bundle.parent / "mended" / bundle.name).read_bytes()
+
+    def overtaken(command: str, found: Bundle, options: engine.Options) -> Report:
+        report = judge(command, found, options)
+        bundle.write_bytes(mended)
+        monkeypatch.undo()
+        return report
+
+    monkeypatch.setattr(engine, "_judge", overtaken)
+    report = fix(bundle)
+    assert (report.outcome, report.publication) == (Outcome.CLEAN, None)
+    assert bundle.read_bytes() == mended
 
 
 def test_two_runs_at_once(copy: Copy) -> None:

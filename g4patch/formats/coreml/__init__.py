@@ -22,14 +22,16 @@ def probe(model: Model, graph: str) -> Probe:
     from g4patch.runtimes.mil.probe import MilProbe
     from g4patch.runtimes.mil.program import read_function
 
-    message = native(model).message
-    known = functions(message)
+    own = native(model)
+    known = functions(own.message)
     if graph not in known:
         raise Unavailable(f"there is no function {graph}")
     weights = root_file(model.path).parent / "weights"
     probes: list[MilProbe] = []
-    for name in leading_to(message, graph):
-        function, opset = known[name]
-        shapes = default_shapes(message, name)
-        probes.append(MilProbe(read_function(function, name, opset), weights, shapes, tuple(probes)))
+    for name in leading_to(own.message, graph):
+        if name not in own.programs:
+            function, opset = known[name]
+            own.programs[name] = read_function(function, name, opset)
+        shapes = default_shapes(own.message, name)
+        probes.append(MilProbe(own.programs[name], weights, shapes, tuple(probes)))
     return probes[-1]

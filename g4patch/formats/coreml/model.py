@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from g4patch.errors import BundleError, EditError
 from g4patch.formats import NOT_STAGED, Model, Staged
@@ -12,6 +13,9 @@ from g4patch.formats.coreml.package import Program, programs, read_model, root_f
 from g4patch.formats.coreml.proto import Message
 from g4patch.formats.coreml.view import Reading, read_function
 from g4patch.formats.coreml.weights import open_weights
+
+if TYPE_CHECKING:
+    from g4patch.runtimes.mil.program import Function
 
 NAME = "Core ML"
 
@@ -21,10 +25,14 @@ _SYSTEMS = {6: "iOS 15", 7: "iOS 16", 8: "iOS 17", 9: "iOS 18", 10: "iOS 26"}
 
 @dataclass(frozen=True)
 class Native:
-    """`message` is the parsed `Model`, `readings` are the graphs by name."""
+    """`message` is the parsed `Model`, `readings` are the graphs by name.
+
+    `programs` are those that the interpreter has asked for so far: reading one takes a while.
+    """
 
     message: Message
     readings: Mapping[str, Reading]
+    programs: dict[str, Function] = field(default_factory=dict)
 
 
 def native(model: Model) -> Native:
