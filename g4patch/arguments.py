@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -78,13 +79,16 @@ def _add_fix(commands: Commands) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="OUT", help="write there; leave the input alone")
     command.add_argument("--unsafe", action="store_true", help="also make edits that are not safe everywhere")
     command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
-    _add_checks(command)
+    _add_checks(command, ["structure", "row map", "differential", "reference"])
     _add_bundle(command)
 
 
 def _add_verify(commands: Commands) -> None:
     command = _command(commands, "verify", "judge a bundle as it stands, against a reference")
-    _add_checks(command)
+    _add_checks(command, ["row map", "reference", "device"])
+    command.add_argument(
+        "--compute-unit", choices=["cpu", "gpu", "ane", "all"], default="", help="also run it on Core ML, on a Mac"
+    )
     _add_bundle(command)
 
 
@@ -127,7 +131,7 @@ def _add_explain(commands: Commands) -> None:
     command.add_argument("topic", nargs="?", help="a rule, or `checks`; default: list them")
 
 
-def _add_checks(command: argparse.ArgumentParser) -> None:
+def _add_checks(command: argparse.ArgumentParser, checks: Sequence[str]) -> None:
     command.add_argument(
         "--reference", type=Path, metavar="FILE", help="default: BUNDLE.reference.safetensors, if it is there"
     )
@@ -135,7 +139,7 @@ def _add_checks(command: argparse.ArgumentParser) -> None:
         "--require",
         action="append",
         default=[],
-        choices=["structure", "row map", "differential", "reference"],
+        choices=checks,
         help="do not publish if this check cannot run here",
     )
 
@@ -180,6 +184,7 @@ def options(arguments: argparse.Namespace, progress: Progress) -> Options:
         unsafe=getattr(arguments, "unsafe", False),
         reference=getattr(arguments, "reference", None),
         required=frozenset(getattr(arguments, "require", [])),
+        compute_unit=getattr(arguments, "compute_unit", ""),
         progress=progress,
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,16 @@ from g4patch.metrics import Distance, distance
 from g4patch.ple import GraphAnalysis, Lookup
 from g4patch.reference import Reference, Run, Tolerance
 from g4patch.report import Check, Status, Subject
-from g4patch.runtimes import Unavailable
+from g4patch.runtimes import Refused, Unavailable
 
 Array = NDArray[Any]
 
 # What a person should look at first where a comparison fails, per expected name.
 _IDENTITY, _COMBINED = "per_layer_identity", "per_layer_inputs"
+
+
+# What a model computes for a run, by graph and by the name that references use.
+_Compute = Callable[[Subject, Run], dict[tuple[str, str], Array]]
 
 
 @dataclass
@@ -65,6 +69,52 @@ def reference(before: Subject | None, after: Subject, against: Reference) -> Che
     return Check("reference", Status.PASSED, summary, (summary, str(against.path)), layers)
 
 
+def on_device(subject: Subject, against: Reference, unit: str) -> Check:
+    """Compare the outputs that a device gives on some compute unit with every run that expects them.
+
+    The unpatched model is not run there: that it fails is for the check of the reference to show.
+    """
+    outcome, problems, runtimes = _Outcome(), list(_does_not_fit(subject, against)), set[str]()
+
+    def values(_: Subject, run: Run) -> dict[tuple[str, str], Array]:
+        found: dict[tuple[str, str], Array] = {}
+        for graph in [analysis.graph.name for analysis in subject.analyses if _fits(analysis, run)]:
+            device = devices[graph]
+            if run.expected.keys() & set(device.outputs):
+                runtimes.add(device.runtime)
+                outputs = device.run(run.inputs)
+                found |= {(graph, name): outputs[name] for name in run.expected if name in outputs}
+        return found
+
+    try:
+        devices = {a.graph.name: formats.device(subject.model, a.graph.name, unit) for a in subject.analyses}
+        if not problems:
+            outcome = _compare(subject, _seen(against, {name for d in devices.values() for name in d.outputs}), values)
+            problems += outcome.problems
+    except Unavailable as unavailable:
+        return Check("device", Status.SKIPPED, unavailable.reason)
+    except Refused as refused:
+        problems.append(str(refused))
+    if problems:
+        return Check("device", Status.FAILED, problems[0], tuple(problems))
+    if not outcome.compared:
+        return Check("device", Status.SKIPPED, "the reference expects no output of the bundle")
+    worst, limit, where = outcome.worst
+    summary = (
+        f"{outcome.compared} outputs on {', '.join(sorted(runtimes))}: max |d| {worst:.1e} (limit {limit:.0e}, {where})"
+    )
+    return Check("device", Status.PASSED, summary)
+
+
+def _seen(against: Reference, names: Collection[str]) -> Reference:
+    """A reference without what it expects of other values."""
+    runs = [
+        replace(run, expected={name: run.expected[name] for name in run.expected if name in names})
+        for run in against.runs
+    ]
+    return replace(against, runs=tuple(run for run in runs if run.expected))
+
+
 def _does_not_fit(subject: Subject, against: Reference) -> Iterator[str]:
     """Why a reference says nothing about this bundle."""
     ours = {**subject.tokens.media, "pad": subject.tokens.pad_id}
@@ -75,10 +125,10 @@ def _does_not_fit(subject: Subject, against: Reference) -> Iterator[str]:
         yield "the reference is of a broken model"
 
 
-def _compare(subject: Subject, against: Reference) -> _Outcome:
+def _compare(subject: Subject, against: Reference, compute: _Compute | None = None) -> _Outcome:
     outcome = _Outcome()
     for run in against.runs:
-        values = _values(subject, run)
+        values = (compute or _values)(subject, run)
         outcome.graphs |= {graph for graph, _ in values}
         for name in sorted(run.expected.keys() - {name for _, name in values}):
             outcome.problems.append(f"{name}, {run.name}: the bundle has no such value")

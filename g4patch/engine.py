@@ -33,6 +33,7 @@ class Options:
 
     `select` and `ignore` name rules: all are run where `select` is empty. `unsafe` also applies edits that are not
     safe. `reference` is used in place of the one beside the bundle. `required` names checks that must not be skipped.
+    `compute_unit` is cpu, gpu, ane or all: `verify` also runs the bundle there.
     """
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
@@ -41,6 +42,7 @@ class Options:
     unsafe: bool = False
     reference: Path | None = None
     required: frozenset[str] = frozenset()
+    compute_unit: str = ""
     progress: Progress = _silent
 
 
@@ -261,7 +263,7 @@ def _verify(report: ModelReport, bundle: Bundle, options: Options) -> tuple[Chec
     model, tokens = report.subject.model, report.subject.tokens
     kept = publish.originals(bundle.path, model.replaced)
     before = _subject(formats.of(model).open_model(model.path, kept), tokens) if kept else None
-    return verify.verify_bundle(report.subject, before, _reference(model.path, options))
+    return verify.verify_bundle(report.subject, before, _reference(model.path, options), options.compute_unit)
 
 
 def _stopped(report: Report) -> bool:

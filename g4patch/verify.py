@@ -40,9 +40,21 @@ def verify_patch(before: Subject, after: Subject, plan: Plan, reference: Referen
         return (structure(before, after, plan, validated.result()), *others)
 
 
-def verify_bundle(subject: Subject, before: Subject | None, reference: Reference | None) -> tuple[Check, ...]:
-    """The checks of a bundle as it stands, patched by g4patch or not. `before` is its unpatched original, if kept."""
-    return (standing(subject), _reference(before, subject, reference))
+def verify_bundle(
+    subject: Subject, before: Subject | None, reference: Reference | None, unit: str = ""
+) -> tuple[Check, ...]:
+    """The checks of a bundle as it stands, patched by g4patch or not. `before` is its unpatched original, if kept.
+
+    With `unit`, also that of its outputs on a compute unit of the device that it is for.
+    """
+    checks = (standing(subject), _reference(before, subject, reference))
+    return (*checks, _device(subject, reference, unit)) if unit else checks
+
+
+def _device(subject: Subject, reference: Reference | None, unit: str) -> Check:
+    if reference is None:
+        return Check("device", Status.SKIPPED, "there is no reference to compare its outputs with")
+    return compare.on_device(subject, reference, unit)
 
 
 def standing(subject: Subject) -> Check:

@@ -583,6 +583,8 @@ def in_a_row(package: Path) -> None:
         pipeline.pipeline.names.append(f"part{number}")
         shutil.copy(package / WEIGHTS, package / WEIGHTS.parent / f"{number}-weight.bin")
     (package / WEIGHTS).unlink()
+    pipeline.description.input.extend(first.description.input)
+    pipeline.description.output.extend(second.description.output)
     (package / MODEL).write_bytes(pipeline.SerializeToString())
 
 

@@ -197,6 +197,8 @@ def test_it_describes_itself_as_the_conversion_does(mended: Path) -> None:
     ours, theirs = (message(package) for package in (mended, mended.parent / "mended" / "stage.mlpackage"))
     note = ours.description.metadata.userDefined.pop("g4patch")
     assert note.startswith("g4patch ")
+    if not ours.description.metadata.ByteSize():  # pipelines and packages of several functions had none
+        ours.description.ClearField("metadata")
     assert ours.description == theirs.description
     assert ours.specificationVersion == theirs.specificationVersion
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from g4patch.configs import Config
 from g4patch.edits import Plan
-from g4patch.runtimes import Probe
+from g4patch.runtimes import Device, Probe, Unavailable
 from g4patch.sidecars import HostTable
 from g4patch.view import Graph
 
@@ -113,3 +113,14 @@ def load(path: Path) -> Format:
 def of(model: Model) -> Format:
     """The format that opened a model."""
     return load(model.path)
+
+
+def device(model: Model, graph: str, unit: str) -> Device:
+    """A graph on a compute unit of the user's own device: formats with such a runtime have a function `device` too.
+
+    Raises runtimes.Unavailable for the others.
+    """
+    make = getattr(of(model), "device", None)
+    if make is None:
+        raise Unavailable(f"{model.format} has no runtime that can be told which unit to use")
+    return cast(Device, make(model, graph, unit))

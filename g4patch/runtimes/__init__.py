@@ -17,6 +17,10 @@ class Unavailable(Exception):
         self.reason = reason
 
 
+class Refused(Exception):
+    """A runtime that is there does not take a model, or does not get through it."""
+
+
 class Probe(Protocol):
     """Runs parts of one graph, sliced out of it, on the model's own weights. All raise Unavailable."""
 
@@ -34,4 +38,22 @@ class Probe(Protocol):
         """Values for one prompt. `feeds` are by graph input, cast to its dtype; those that are not needed are left.
 
         States start with what is fed to them, else with zeros; one among `outputs` is what it holds after the run.
+        """
+
+
+class Device(Protocol):
+    """Runs a whole graph where users run it. Of its values only outputs can be seen."""
+
+    @property
+    def runtime(self) -> str:
+        """Name and version of the runtime that judges, and what it runs on."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The graph's outputs that can be seen."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All outputs for one prompt, by name. `feeds` are cast to the inputs' dtypes; others are left.
+
+        Raises Unavailable where the runtime is not here, Refused where it is and cannot do it.
         """

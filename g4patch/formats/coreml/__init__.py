@@ -6,12 +6,12 @@ from g4patch.formats import Model
 from g4patch.formats.coreml.check import validate
 from g4patch.formats.coreml.differences import differences
 from g4patch.formats.coreml.edit import write
-from g4patch.formats.coreml.model import NAME, default_shapes, functions, leading_to, native, open_model
+from g4patch.formats.coreml.model import NAME, default_shapes, functions, leading_to, native, open_model, shown_by
 from g4patch.formats.coreml.note import complete
 from g4patch.formats.coreml.package import root_file
-from g4patch.runtimes import Probe, Unavailable
+from g4patch.runtimes import Device, Probe, Unavailable
 
-__all__ = ["MASK_DTYPES", "NAME", "complete", "differences", "open_model", "probe", "validate", "write"]
+__all__ = ["MASK_DTYPES", "NAME", "complete", "device", "differences", "open_model", "probe", "validate", "write"]
 
 # `equal` takes no narrower integers on any opset, and its float16 cannot hold token ids.
 MASK_DTYPES = frozenset({"int32"})
@@ -35,3 +35,22 @@ def probe(model: Model, graph: str) -> Probe:
         shapes = default_shapes(own.message, name)
         probes.append(MilProbe(own.programs[name], weights, shapes, tuple(probes)))
     return probes[-1]
+
+
+def device(model: Model, graph: str, unit: str) -> Device:
+    """Core ML on a Mac, on one set of compute units; see `g4patch.formats.device`."""
+    from g4patch.runtimes.coreml import CoreMLDevice
+
+    if model.graph_file not in model.replaced:
+        raise Unavailable("Core ML opens packages as they stand, and no other model.mlmodel in them")
+    function, shown = shown_by(native(model).message, graph)
+    dtypes = {value.name: value.dtype or "" for own in model.graphs for value in own.inputs}
+    (outputs,) = (own.outputs for own in model.graphs if own.name == graph)
+    return CoreMLDevice(
+        package=model.path,
+        function=function,
+        inputs={item.name: dtypes[item.name] for item in shown.input if item.name in dtypes},
+        states={item.name: dtypes[item.name] for item in shown.state if item.name in dtypes},
+        outputs=tuple(item.name for item in shown.output if item.name in outputs),
+        unit=unit,
+    )

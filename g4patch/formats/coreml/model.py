@@ -106,6 +106,20 @@ def default_shapes(message: Message, graph: str) -> dict[str, tuple[int, ...]]:
     return {}
 
 
+def shown_by(message: Message, graph: str) -> tuple[str | None, Message]:
+    """The function that Core ML is to be asked for, None for the only one, and the description of what it shows.
+
+    Of a pipeline that is the pipeline's own. Raises EditError where there is no such graph.
+    """
+    entry = next((entry for entry in _entries(message) if entry.graph == graph), None)
+    if entry is None:
+        raise EditError(f"the model has no function {graph}")
+    described = {function.name: function for function in message.description.functions}
+    if entry.function in described:
+        return entry.function, described[entry.function]
+    return None, message.description
+
+
 def leading_to(message: Message, graph: str) -> tuple[str, ...]:
     """A graph and, before it, those that run before it in its pipeline: of each model the function of the same name."""
     entries = {entry.graph: entry for entry in _entries(message)}
