@@ -2,4 +2,5 @@
 
 from g4patch.cli import entry
 
-entry()
+if __name__ == "__main__":
+    entry()

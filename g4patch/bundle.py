@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from g4patch.errors import BundleError, UsageError
@@ -34,10 +36,14 @@ _DEPTH = 2
 
 @dataclass(frozen=True)
 class Bundle:
-    """What the user points at: one model, or a folder that holds several with their metadata."""
+    """What the user points at: one model, or a folder that holds several with their metadata.
+
+    `folder` is the folder that was named, where it holds one model only: that model is the bundle.
+    """
 
     path: Path
     models: tuple[Path, ...]
+    folder: Path | None = None
 
     @property
     def is_folder(self) -> bool:
@@ -70,11 +76,54 @@ def find(path: Path | None) -> Bundle:
     if not bundles:
         raise UsageError(f"there is no bundle in {place.resolve()}", "give one: g4patch COMMAND BUNDLE")
     if len(found) == 1:
-        return Bundle(found[0], found)
+        return Bundle(found[0], found, place if path is not None else None)
     if path is None and len(bundles) > 1:
         names = ", ".join(str(model) for model in bundles)
         raise UsageError(f"there are several bundles here: {names}", "give one of them, or the folder: .")
     return Bundle(place, found)
+
+
+@contextmanager
+def outputs(bundles: Sequence[Path | None], out: Path | None, *, make: bool) -> Iterator[list[Path | None]]:
+    """Where the mended copy of each bundle goes; None in place. Of several, each goes into the folder `out`.
+
+    With `make` the folder is made, and removed again if nothing was put into it. Raises UsageError for bundles that
+    are given twice or lie in each other, and for those that would go to the same place.
+    """
+    if len(bundles) == 1:
+        yield [out]
+        return
+    places = [(path or Path()).resolve() for path in bundles]
+    for first, second in combinations(places, 2):
+        if first.is_relative_to(second) or second.is_relative_to(first):
+            raise UsageError(f"{first} and {second} are the same bundle, or one holds the other", "give each once")
+    if out is None:
+        yield [None for _ in bundles]
+        return
+    if pattern(out) or (out.exists() and not out.is_dir()):
+        raise UsageError(f"{out} is the name of one bundle, and several are given", "name a folder to put them into")
+    names = [place.name for place in places]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{names.count(name)} bundles would become {out / name}", "give the folders that they are in instead"
+            )
+    made = make and not out.exists()
+    if made:
+        _make(out)
+    try:
+        yield [out / name for name in names]
+    finally:
+        if made:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}", "choose another place") from error
 
 
 def _models(folder: Path, depth: int) -> Iterator[Path]:

@@ -1,25 +1,32 @@
-"""The command line: arguments -> one engine call -> renderer -> exit code."""
+"""The command line: arguments -> one engine call a bundle -> renderer -> exit code."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+import shtab
 from rich.console import Console
+from rich.markup import escape
 
-from g4patch import engine, record
-from g4patch.arguments import options, parser, request, token_flags
+from g4patch import batch, engine, receipts, record
+from g4patch.arguments import parser
+from g4patch.bundle import outputs
+from g4patch.copying import silent
 from g4patch.errors import G4PatchError, UsageError
-from g4patch.output import json, progress, text
-from g4patch.output.layout import in_units
-from g4patch.report import Report
+from g4patch.flags import options, request, token_flags
+from g4patch.output import RENDERERS, progress
+from g4patch.output.layout import in_units, printable
+from g4patch.output.shown import Shown
+from g4patch.report import Failure, Report, Result, worst_exit_code
 from g4patch.rules import checks_page, find_rule, find_rules
-
-Command = Callable[[Path | None], Report]
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -36,25 +43,41 @@ def main(given: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(arguments: argparse.Namespace, err: Console, command: Command, bundles: Sequence[Path | None]) -> int:
-    """Run a command on each bundle and print the reports. One that cannot be read does not stop the others."""
-    reports, failures = [], []
-    for bundle in bundles:
-        try:
-            reports.append(command(bundle))
-        except G4PatchError as error:
-            _print_error(error, err)
-            failures.append(json.Failure(str(bundle or "."), error))
-    code = max([report.exit_code for report in reports] + [2 for _ in failures])
-    with _destination(arguments.output_file) as file:
-        if arguments.format == "json":
-            file.write(json.render(reports, failures, code))
-        else:
-            console = Console(file=file, highlight=False)
-            for report in reports:
-                shown = {name: getattr(arguments, name, False) for name in ("show_ple", "digests")}
-                text.render(report, console, **shown)
-    return code
+def _run(arguments: argparse.Namespace, err: Console, jobs: Sequence[batch.Job]) -> int:
+    """Do the jobs and print the results as they come. One that cannot be worked on does not stop the others."""
+    several = len(jobs) > 1
+    shown = Shown(getattr(arguments, "show_ple", False), getattr(arguments, "digests", False), several)
+    seen: list[Result] = []
+    with (
+        _destination(arguments.output_file) as file,
+        progress.bundles(err, len(jobs)) as watch,
+        closing(batch.run(jobs, getattr(arguments, "jobs", 1), watch)) as results,
+    ):
+        RENDERERS[arguments.format](_seen(results, seen, err), file, shown)
+    _attest(arguments, [result for result in seen if isinstance(result, Report)], err)
+    return worst_exit_code(result.exit_code for result in seen)
+
+
+def _seen(results: Iterable[Result], seen: list[Result], err: Console) -> Iterator[Result]:
+    """The results on their way to the renderer; errors are also said on stderr, whatever the format."""
+    for result in results:
+        if isinstance(result, Failure):
+            _print_error(result.error, err)
+        seen.append(result)
+        yield result
+
+
+def _attest(arguments: argparse.Namespace, reports: Sequence[Report], err: Console) -> None:
+    """Write the statement that was asked for, if there is something to state."""
+    place: Path | None = getattr(arguments, "attest", None)
+    if place is None:
+        return
+    statement = receipts.statement(arguments.command, reports)
+    if statement is None:
+        err.print("no statement was written: no bundle ended with exit code 0")
+        return
+    with _destination(place) as file:
+        file.write(json.dumps(statement, indent=2) + "\n")
 
 
 @contextmanager
@@ -63,47 +86,50 @@ def _destination(path: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+        file = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another --output-file") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file") from error
+    with file:
+        yield file
 
 
 def _print_error(error: G4PatchError, err: Console) -> None:
-    err.print(f"[bold red]error:[/] {_escape(error.message)}")
+    err.print(f"[bold red]error:[/] {escape(printable(error.message))}")
     if error.hint:
-        err.print(f"       {_escape(error.hint)}")
-
-
-def _escape(message: str) -> str:
-    """Messages hold file names and bytes of strangers: nothing in them is markup or a control code."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else "?" for c in message))
+        err.print(f"       {escape(printable(error.hint))}")
 
 
 def _inspect(arguments: argparse.Namespace, err: Console) -> int:
-    wanted = options(arguments, progress.reporter(err))
-    return _run(arguments, err, lambda bundle: engine.inspect(bundle, wanted), [arguments.bundle])
+    work = partial(engine.inspect, arguments.bundle, options(arguments, silent))
+    return _run(arguments, err, [batch.Job(arguments.bundle, work)])
 
 
 def _check(arguments: argparse.Namespace, err: Console) -> int:
-    wanted = options(arguments, progress.reporter(err))
-    return _run(arguments, err, lambda bundle: engine.check(bundle, wanted), arguments.bundles or [None])
+    wanted = options(arguments, silent)
+    bundles = arguments.bundles or [None]
+    return _run(arguments, err, [batch.Job(bundle, partial(engine.check, bundle, wanted)) for bundle in bundles])
 
 
 def _fix(arguments: argparse.Namespace, err: Console) -> int:
-    wanted = options(arguments, progress.reporter(err))
-
-    def fix(bundle: Path | None) -> Report:
-        return engine.fix(bundle, wanted, out=arguments.output, dry_run=arguments.dry_run)
-
-    return _run(arguments, err, fix, [arguments.bundle])
+    bundles = arguments.bundles or [None]
+    # The processes that work on several bundles have no terminal of their own.
+    wanted = options(arguments, progress.reporter(err) if len(bundles) == 1 else silent)
+    with outputs(bundles, arguments.output, make=not arguments.dry_run) as places:
+        return _run(
+            arguments,
+            err,
+            [
+                batch.Job(bundle, partial(engine.fix, bundle, wanted, out=out, dry_run=arguments.dry_run), runs=True)
+                for bundle, out in zip(bundles, places, strict=True)
+            ],
+        )
 
 
 def _verify(arguments: argparse.Namespace, err: Console) -> int:
-    wanted = options(arguments, progress.reporter(err))
-    return _run(arguments, err, lambda bundle: engine.verify_bundle(bundle, wanted), [arguments.bundle])
+    wanted = options(arguments, silent)
+    bundles = arguments.bundles or [None]
+    jobs = [batch.Job(bundle, partial(engine.verify_bundle, bundle, wanted), runs=True) for bundle in bundles]
+    return _run(arguments, err, jobs)
 
 
 def _record(arguments: argparse.Namespace, err: Console) -> int:
@@ -112,7 +138,7 @@ def _record(arguments: argparse.Namespace, err: Console) -> int:
     _refuse_unused(arguments, [f"{name}_token_id" for name in tokens])
 
     def say(size: int, what: str) -> None:
-        err.print(_escape(f"{out} will take up to {in_units(size)}: {what}"))
+        err.print(escape(printable(f"{out} will take up to {in_units(size)}: {what}")))
 
     if arguments.from_npz:
         lines = record.from_npz(arguments.from_npz, out, tokens, arguments.precision, bar)
@@ -154,6 +180,11 @@ def _explain(arguments: argparse.Namespace, err: Console) -> int:
     return 0
 
 
+def _completion(arguments: argparse.Namespace, err: Console) -> int:
+    print(shtab.complete(parser(), arguments.shell))
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "inspect": _inspect,
     "check": _check,
@@ -162,9 +193,11 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "record": _record,
     "revert": _revert,
     "explain": _explain,
+    "completion": _completion,
 }
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script. A job that is cancelled is told by SIGTERM: it ends as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, batch.interrupt)
     sys.exit(main())

@@ -17,6 +17,11 @@ from g4patch.links import stays_inside
 # What is being done, and how many bytes of how many are done.
 Progress = Callable[[str, int, int], None]
 
+
+def silent(what: str, done: int, total: int) -> None:
+    """No progress is shown."""
+
+
 _PARTIAL = ".g4patch-partial"
 _CHUNK = 16 * 1024 * 1024
 
@@ -48,20 +53,21 @@ def copied(
     `files` are those of the bundle's models. Of folders, everything is copied. For a single model, an `out` without a
     bundle's name is the folder to put it into. Raises UsageError where it cannot go there.
     """
-    if not bundle.is_folder and not pattern(out):
-        out = out / bundle.path.name
-    if not bundle.is_folder and pattern(out) != pattern(bundle.path):
-        raise UsageError(f"{out} is not called {pattern(bundle.path)}", "name the output like the input")
-    root = bundle.path.parent
-    inside = list(_everything(bundle.path)) if bundle.path.is_dir() else list(files)
-    _refuse_links_out(bundle, inside)
-    refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not bundle.path.is_dir()])
+    source = bundle.path if pattern(out) else bundle.folder or bundle.path
+    if pattern(source) and not pattern(out):
+        out = out / source.name
+    if pattern(source) != pattern(out):
+        raise UsageError(f"{out} is no name for a copy of {source.name}", "name the output like the input")
+    root = source.parent
+    inside = list(_everything(source)) if source.is_dir() else list(files)
+    _refuse_links_out(source, inside)
+    refuse_existing(out, [out.parent / path.relative_to(root) for path in inside if not source.is_dir()])
     refuse_full(out, sum(path.stat().st_size for path in inside))
     # A new folder is made whole beside its place, and gets its name in one step.
     beside = out.parent if not out.parent.exists() else out
     folder = beside.with_name(f".{beside.name}{_PARTIAL}")
     shutil.rmtree(folder, ignore_errors=True)
-    copy = Copy({path: folder / path.relative_to(root) for path in replaced}, folder, root, bundle.path, out)
+    copy = Copy({path: folder / path.relative_to(root) for path in replaced}, folder, root, source, out)
     try:
         folder.mkdir(parents=True)
         for path in inside:
@@ -83,13 +89,11 @@ def _everything(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _refuse_links_out(bundle: Bundle, files: Sequence[Path]) -> None:
+def _refuse_links_out(source: Path, files: Sequence[Path]) -> None:
     """Of a single file's own files, its format has judged where they may lie."""
-    for path in files if bundle.path.is_dir() else ():
-        if not stays_inside(path, bundle.path):
-            raise BundleError(
-                f"{path} is a link out of {bundle.path}", "put what it leads to in its place, or remove it"
-            )
+    for path in files if source.is_dir() else ():
+        if not stays_inside(path, source):
+            raise BundleError(f"{path} is a link out of {source}", "put what it leads to in its place, or remove it")
 
 
 def refuse_existing(out: Path, others: Sequence[Path] = ()) -> None:

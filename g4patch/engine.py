@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import delta, formats, publish, receipts, reference, sidecars, verify
+from g4patch import delta, digests, formats, publish, receipts, reference, sidecars, verify
 from g4patch.bundle import Bundle, find
-from g4patch.copying import Progress, copied, publish_copy
+from g4patch.copying import Progress, copied, publish_copy, silent
 from g4patch.delta import Span
+from g4patch.digests import Hashed
 from g4patch.edits import Plan
 from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
@@ -23,10 +24,6 @@ from g4patch.tokens import TokenFacts, TokenFlags, resolve
 from g4patch.verdicts import INCONCLUSIVE, Verdict
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """No progress is shown."""
-
-
 @dataclass(frozen=True)
 class Options:
     """What a user may ask for.
@@ -34,6 +31,7 @@ class Options:
     `select` and `ignore` name rules: all are run where `select` is empty. `unsafe` also applies edits that are not
     safe. `reference` is used in place of the one beside the bundle. `required` names checks that must not be skipped.
     `compute_unit` is cpu, gpu, ane or all: `verify` also runs the bundle there.
+    `hashed` says which files are hashed where the work ends well.
     """
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
@@ -43,7 +41,8 @@ class Options:
     reference: Path | None = None
     required: frozenset[str] = frozenset()
     compute_unit: str = ""
-    progress: Progress = _silent
+    hashed: Hashed = Hashed.NOTHING
+    progress: Progress = silent
 
 
 def open_model(path: Path, options: Options = Options(), staged: Staged = NOT_STAGED) -> Subject:
@@ -138,17 +137,26 @@ def _plan(model: ModelReport, unsafe: bool) -> Plan:
 def fix(
     path: Path | None = None, options: Options = Options(), *, out: Path | None = None, dry_run: bool = False
 ) -> Report:
-    """Plan, apply, verify on the stage, publish: in place, or to `out`. `dry_run` stops after the plan."""
+    """Plan, apply, verify on the stage, publish: in place, or to `out`. `dry_run` stops after the plan.
+
+    A bundle in which there is nothing to fix goes to `out` as it is.
+    """
     started = time.monotonic()
     bundle = find(path)
     state = _state(bundle)
     report = _judge("fix", bundle, options)
-    if report.plan.edits and not dry_run:
-        if out is None:
-            report = _fix_in_place(report, state, bundle, options)
-        else:
-            report = _fix_copy(report, bundle, options, out)
+    if out is not None and not dry_run and (report.plan.edits or report.outcome is Outcome.CLEAN):
+        report = _fix_copy(report, bundle, options, out)
+    elif report.plan.edits and not dry_run:
+        report = _fix_in_place(report, state, bundle, options)
+    else:
+        report = _hashed(report, digests.taken(report, options.hashed))
     return replace(report, seconds=time.monotonic() - started)
+
+
+def _hashed(report: Report, before: Mapping[Path, str]) -> Report:
+    """The report with its files, where there is something to vouch for."""
+    return replace(report, files=digests.compared(report, before)) if before and report.exit_code == 0 else report
 
 
 # Of each file of a bundle its identity, size and time: as long as they are the same, so is what was read.
@@ -171,9 +179,9 @@ def _fix_in_place(report: Report, state: _State, bundle: Bundle, options: Option
         if _state(bundle) != state:
             # Once more: only under the lock is nobody else changing the bundle.
             report = _judge("fix", bundle, options)
-        targets = _targets(report)
+        targets, before = _targets(report), digests.taken(report, options.hashed)
         if not targets:
-            return report
+            return _hashed(report, before)
         in_place = _targets(report, in_place=True)
         with publish.stage(bundle.path, targets, in_place) as staged:
             report = _write_and_verify(report, options, staged)
@@ -182,16 +190,17 @@ def _fix_in_place(report: Report, state: _State, bundle: Bundle, options: Option
                 shared = {path: spans for model in report.models for path, spans in _shared(model)}
                 published = publish.publish_in_place(bundle.path, staged, receipt, shared, in_place)
                 report = replace(report, publication=published)
-    return report
+    return _hashed(report, before)
 
 
 def _fix_copy(report: Report, bundle: Bundle, options: Options, out: Path) -> Report:
     files = [path for model in report.models for path in model.subject.model.files]
+    before = digests.taken(report, options.hashed)
     with copied(bundle, files, _targets(report), out, options.progress) as copy:
         report = _write_and_verify(report, options, copy.staged, copy.place)
         if not _stopped(report):
-            report = replace(report, publication=Publication(copy.out, publish_copy(copy)))
-    return report
+            report = replace(report, publication=Publication(copy.bundle, copy.out, publish_copy(copy)))
+    return _hashed(report, before)
 
 
 def _targets(report: Report, in_place: bool = False) -> tuple[Path, ...]:
@@ -256,7 +265,8 @@ def verify_bundle(path: Path | None = None, options: Options = Options()) -> Rep
     bundle = find(path)
     report = _judge("verify", bundle, options)
     models = tuple(replace(model, checks=_verify(model, bundle, options)) for model in report.models)
-    return replace(report, models=models, seconds=time.monotonic() - started)
+    report = _hashed(replace(report, models=models), digests.taken(report, options.hashed))
+    return replace(report, seconds=time.monotonic() - started)
 
 
 def _verify(report: ModelReport, bundle: Bundle, options: Options) -> tuple[Check, ...]:

@@ -28,5 +28,9 @@ class EditError(G4PatchError):
     """A plan does not fit the graph it is applied to."""
 
 
+class Interrupted(G4PatchError):
+    """The work on one bundle of several was ended before it was done."""
+
+
 class MissingExtra(G4PatchError):
     """A part of g4patch that was not installed is needed for this bundle."""

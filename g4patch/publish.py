@@ -132,7 +132,7 @@ def publish_in_place(
     done = rename(pending, folder / f"{number:04}")
     for target, spans in shared.items():
         delta.thin(done / "files" / target.relative_to(bundle.parent), spans)
-    return Publication(bundle, sum(entry["size"] for entry in told.values()), done)
+    return Publication(bundle, bundle, sum(entry["size"] for entry in told.values()), done)
 
 
 def _collect(bundle: Path, told: Mapping[Path, Entry], partial: Path, receipt: Mapping[str, Any]) -> None:

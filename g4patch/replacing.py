@@ -16,6 +16,7 @@ from typing import Any
 
 from g4patch import delta
 from g4patch.copying import copy_file, sync
+from g4patch.digests import sha256
 from g4patch.errors import BundleError
 
 STAGE_SUFFIX = ".g4patch-stage"
@@ -58,19 +59,14 @@ def entry(bundle: Path, target: Path, staged: Path, in_place: bool) -> dict[str,
         written = [[offset, len(data)] for offset, data in patches]
         size = sum(len(data) for _, data in patches)
         return {"path": name, "size": size, "sha256": digest.hexdigest(), "written": written}
-    return {"path": name, "size": staged.stat().st_size, "sha256": _digest(staged)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {"path": name, "size": staged.stat().st_size, "sha256": sha256(staged)}
 
 
 def is_published(target: Path, told: Entry) -> bool:
     """Whether a file is the one that a receipt tells of, as far as it tells."""
     try:
         if "written" not in told:
-            return _digest(target) == str(told["sha256"])
+            return sha256(target) == str(told["sha256"])
         data = b"".join(data for _, data in _parts(target, told["written"]))
         return hashlib.sha256(data).hexdigest() == str(told["sha256"])
     except OSError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from g4patch.edits import Edit, Plan
+from g4patch.errors import G4PatchError, Interrupted
 from g4patch.formats import Model
 from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis
@@ -35,6 +37,7 @@ class Outcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
     PLANNED = "would fix"
     FIXED = "fixed"
+    COPIED = "nothing to fix, copied as it is"
     PARTLY_FIXED = "fixed in part: findings remain"
     CHECK_FAILED = "a check failed"
     CHECK_MISSING = "a required check could not run"
@@ -110,14 +113,29 @@ class Subject:
         verdict = worst(analysis.verdict for analysis in self.analyses)
         return Verdict.AMBIGUOUS if verdict is Verdict.NO_PLE and self.expects_ple else verdict
 
+    @property
+    def portable(self) -> Subject:
+        """The same without the format's own object, which belongs to the process that opened the model."""
+        return replace(self, model=replace(self.model, native=None))
+
 
 @dataclass(frozen=True)
 class Publication:
-    """Where a mended model went. `backup` is empty where the original was left alone."""
+    """Where a mended bundle went. `backup` is empty where the original, `source`, was left alone."""
 
+    source: Path
     target: Path
     written: int
     backup: Path | None = None
+
+
+@dataclass(frozen=True)
+class HashedFile:
+    """A file of a bundle where the command left it, its SHA-256, and the one that it had before."""
+
+    path: Path
+    sha256: str
+    before: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +151,10 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one command did to one bundle. `unsafe` and `required` are what was asked for."""
+    """Everything that one command did to one bundle. `unsafe` and `required` are what was asked for.
+
+    `files` are hashed on request, where the exit code is 0: those that hold the graphs, or all.
+    """
 
     command: str
     path: Path
@@ -141,6 +162,7 @@ class Report:
     unsafe: bool = False
     required: frozenset[str] = frozenset()
     publication: Publication | None = None
+    files: tuple[HashedFile, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -148,6 +170,11 @@ class Report:
         """The subject of a bundle of one model. Raises ValueError for a folder of several."""
         (model,) = self.models
         return model.subject
+
+    @property
+    def place(self) -> Path:
+        """Where the bundle is after the command: elsewhere if a copy was made."""
+        return self.publication.target if self.publication is not None else self.path
 
     @property
     def plan(self) -> Plan:
@@ -171,11 +198,15 @@ class Report:
     def remaining(self) -> tuple[Finding, ...]:
         """Errors that were not mended."""
         errors = (finding for finding in self.findings if finding.severity is Severity.ERROR)
-        return tuple(finding for finding in errors if self.publication is None or not self.mends(finding))
+        return tuple(finding for finding in errors if not self.mended(finding))
 
     def mends(self, finding: Finding) -> bool:
         """Whether the plan mends what a finding says."""
         return bool(finding.edits) and (self.unsafe or not finding.unsafe)
+
+    def mended(self, finding: Finding) -> bool:
+        """Whether it did: the mended bundle was published."""
+        return self.publication is not None and self.mends(finding)
 
     @property
     def outcome(self) -> Outcome:
@@ -184,6 +215,8 @@ class Report:
         if any(check.name in self.required and check.status is Status.SKIPPED for check in self.checks):
             return Outcome.CHECK_MISSING
         if self.publication is not None:
+            if not self.plan.edits:
+                return Outcome.COPIED
             return Outcome.PARTLY_FIXED if self.remaining else Outcome.FIXED
         if self.verdict in INCONCLUSIVE:
             return Outcome.INCONCLUSIVE
@@ -201,6 +234,7 @@ class Report:
 _EXIT_CODES = {
     Outcome.CLEAN: 0,
     Outcome.FIXED: 0,
+    Outcome.COPIED: 0,
     Outcome.PARTLY_FIXED: 1,
     Outcome.FOUND: 1,
     Outcome.PLANNED: 1,
@@ -208,3 +242,27 @@ _EXIT_CODES = {
     Outcome.CHECK_FAILED: 3,
     Outcome.CHECK_MISSING: 4,
 }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A bundle that could not be worked on."""
+
+    bundle: str
+    error: G4PatchError
+
+    @property
+    def exit_code(self) -> int:
+        return 130 if isinstance(self.error, Interrupted) else 2
+
+
+Result = Report | Failure
+
+# From the best to the worst. A bundle that failed a check is known to be unfit, but at least it was read; an
+# interruption stands above all, because nothing is said of what was not reached.
+_FROM_BEST_TO_WORST = (0, 1, 4, 3, 2, 130)
+
+
+def worst_exit_code(codes: Iterable[int]) -> int:
+    """The exit code of a run over several bundles."""
+    return max(codes, key=_FROM_BEST_TO_WORST.index, default=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from g4patch import __version__
+from g4patch.arguments import parser
 from g4patch.cli import main
 from tests.conftest import SAMPLES, Copy, sample
 
@@ -137,3 +140,62 @@ def test_explain_prints_pages_and_lists_rules(capsys: pytest.CaptureFixture[str]
 def test_module_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     result = subprocess.run([sys.executable, "-m", "g4patch", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"g4patch {__version__}\n"
+
+
+COMMANDS = ("inspect", "check", "fix", "verify", "record", "revert", "explain", "completion")
+
+
+def test_every_command_has_examples_that_parse(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def help_of(*arguments: str) -> list[str]:
+        with pytest.raises(SystemExit):
+            main([*arguments, "--help"])
+        return capsys.readouterr().out.splitlines()
+
+    top = help_of()
+    assert all(any(line.split()[:1] == [name] for line in top) for name in COMMANDS)
+    for page in (top, *map(help_of, COMMANDS)):
+        assert all(len(line) <= 80 for line in page)
+        examples = [line for line in page[page.index("examples:") :] if line.startswith("  g4patch ")]
+        assert examples
+        for line in examples:
+            command = line.strip().split("   ")[0].split(" > ")[0]
+            parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "--show-ple", "--attest"):
+        assert word in script
+    place = tmp_path / "completion"
+    place.write_text(script)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", place], check=True)
+
+
+def test_bash_completes_commands_flags_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not shutil.which("bash"):
+        pytest.skip("there is no bash here")
+    main(["completion", "bash"])
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    (tmp_path / "model.onnx").touch()
+
+    def completed(*words: str) -> set[str]:
+        code = f"""
+        source ./completion
+        COMP_WORDS=({" ".join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}
+        $(complete -p g4patch | sed 's/.*-F \\([^ ]*\\).*/\\1/') 2>/dev/null
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        return set(done.stdout.split())
+
+    assert completed("g4patch", "ins") == {"inspect"}
+    assert "--dry-run" in completed("g4patch", "fix", "--d")
+    assert completed("g4patch", "fix", "mod") == {"model.onnx"}
+    assert "sarif" in completed("g4patch", "check", "--format", "sa")

@@ -95,6 +95,6 @@ def test_lines_fit_beside_the_labels() -> None:
 
 def test_an_infinite_ratio_is_no_json(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows that should be zero and are not: JSON has no infinity."""
-    from g4patch.output.json import _distance
+    from g4patch.plain import distance
 
-    assert json.loads(json.dumps(_distance(Distance(1, np.inf, 0, 1)), allow_nan=False))["norm_ratio"] is None
+    assert json.loads(json.dumps(distance(Distance(1, np.inf, 0, 1)), allow_nan=False))["norm_ratio"] is None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from g4patch.digests import sha256
 from g4patch.output.layout import BAD, GOOD, MEANING, VERDICT_STYLE, indented, rows
+from g4patch.output.shown import Shown
 from g4patch.ple import GraphAnalysis, Lookup, Splice
 from g4patch.report import ModelReport, Subject
 from g4patch.tokens import TokenFacts
@@ -18,17 +19,17 @@ from g4patch.view import Graph, Value
 _SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
-def render(report: ModelReport, console: Console, show_ple: bool, digests: bool) -> None:
-    """Print what a model is, and with `show_ple` each lookup, its row map and the splices."""
+def render(report: ModelReport, console: Console, shown: Shown) -> None:
+    """Print what a model is, and on request each lookup, its row map and the splices."""
     subject = report.subject
     console.print()
     for analysis in subject.analyses:
         console.print(indented(_signature(analysis.graph)))
-    if show_ple:
+    if shown.ple:
         for analysis in subject.analyses:
             console.print()
             _ple(analysis, subject, console)
-    if digests:
+    if shown.digests:
         console.print()
         console.print(rows(_digests(subject), 65))
 
@@ -36,8 +37,7 @@ def render(report: ModelReport, console: Console, show_ple: bool, digests: bool)
 def _digests(subject: Subject) -> Iterator[tuple[str, str]]:
     root = subject.model.path.parent
     for path in subject.model.files:
-        with path.open("rb") as file:
-            yield hashlib.file_digest(file, "sha256").hexdigest(), str(path.relative_to(root))
+        yield sha256(path), str(path.relative_to(root))
 
 
 def _signature(graph: Graph) -> Text:

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import IO, Any
 
+from g4patch import plain
 from g4patch.edits import ConfigSet, Const, Edit, GraphEdit, Operand, RowCopy
-from g4patch.errors import G4PatchError
-from g4patch.metrics import Distance
+from g4patch.output.shown import Shown
 from g4patch.ple import GraphAnalysis, Lookup, Splice
-from g4patch.report import Finding, LayerDistance, ModelReport, Report, Subject
-from g4patch.tokens import MODALITIES
+from g4patch.report import Failure, Finding, ModelReport, Report, Result, Subject, worst_exit_code
 from g4patch.view import Value
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A bundle that could not be worked on."""
-
-    bundle: str
-    error: G4PatchError
-
-
-def render(reports: Sequence[Report], failures: Sequence[Failure], exit_code: int) -> str:
-    """The document of one run, ending in a newline."""
+def render(results: Iterable[Result], file: IO[str], shown: Shown) -> None:
+    """Write the document of one run, ending in a newline."""
+    results = list(results)
+    failures = [result for result in results if isinstance(result, Failure)]
     document = {
         "schema": SCHEMA,
         "tool": f"g4patch {version('g4patch')}",
-        "exit_code": exit_code,
-        "reports": [_report(report) for report in reports],
+        "exit_code": worst_exit_code(result.exit_code for result in results),
+        "reports": [_report(result) for result in results if isinstance(result, Report)],
         "errors": [
             {"bundle": item.bundle, "message": item.error.message, "hint": item.error.hint} for item in failures
         ],
     }
-    return json.dumps(document, indent=2) + "\n"
+    file.write(json.dumps(document, indent=2) + "\n")
 
 
 def _report(report: Report) -> dict[str, Any]:
@@ -69,43 +60,15 @@ def _model(report: ModelReport, whole: Report) -> dict[str, Any]:
         "details": list(subject.model.details),
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in subject.model.files],
         "verdict": subject.verdict,
-        "token_ids": _tokens(subject),
+        "token_ids": plain.tokens(subject),
         "warnings": list(subject.tokens.warnings),
         "graphs": [_graph(analysis, subject) for analysis in subject.analyses],
         "findings": [_finding(finding, whole) for finding in report.findings],
         "plan": {"sha256": plan.digest, "edits": [_edit(edit) for edit in plan.edits], "note": plan.note}
         if plan.edits
         else None,
-        "checks": [
-            {
-                "name": item.name,
-                "status": item.status,
-                "summary": item.summary,
-                "details": list(item.details),
-                "layers": [_layer(layer) for layer in item.layers],
-            }
-            for item in report.checks
-        ],
+        "checks": [plain.check(item) for item in report.checks],
     }
-
-
-def _layer(layer: LayerDistance) -> dict[str, Any]:
-    return {
-        "graph": layer.graph,
-        "layer": layer.layer,
-        "found": _distance(layer.found),
-        "unpatched": _distance(layer.unpatched) if layer.unpatched is not None else None,
-    }
-
-
-def _distance(distance: Distance) -> dict[str, Any]:
-    ratio = distance.norm_ratio if math.isfinite(distance.norm_ratio) else None
-    return {"cosine": distance.cosine, "norm_ratio": ratio, "delta_norm": distance.delta_norm}
-
-
-def _tokens(subject: Subject) -> dict[str, Any]:
-    tokens = {name: subject.tokens.token(name) for name in (*MODALITIES, "pad")}
-    return {name: {"id": token.id, "source": token.source} for name, token in tokens.items()}
 
 
 def _graph(analysis: GraphAnalysis, subject: Subject) -> dict[str, Any]:

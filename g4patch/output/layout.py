@@ -59,8 +59,13 @@ def rows(rows: Iterable[tuple[str | Text, str | Text]], width: int = 12) -> Padd
     grid.add_column(width=width, no_wrap=True)
     grid.add_column(overflow="fold")
     for label, content in rows:
-        grid.add_row(label, content)
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in (label, content)))
     return indented(grid)
+
+
+def printable(text: str) -> str:
+    """Names and messages hold bytes of strangers: nothing in them is a control code."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def in_units(size: float) -> str:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from g4patch.batch import Watch
 from g4patch.copying import Progress as Reporter
+from g4patch.output.layout import printable
 
 
 def reporter(console: Console) -> Reporter:
@@ -30,3 +44,35 @@ def reporter(console: Console) -> Reporter:
             bar.stop()
 
     return report
+
+
+@contextmanager
+def bundles(console: Console, total: int) -> Iterator[Watch]:
+    """A function that shows how many bundles of several are done, and which are being worked on."""
+    if total == 1 or not console.is_terminal:
+        yield lambda done, names: None
+        return
+    bar = Progress(
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    task = bar.add_task("", total=total)
+
+    def watch(done: int, names: Sequence[str]) -> None:
+        bar.update(task, completed=done, description=printable(", ".join(names)))
+        # Results may go to the same terminal: the bar is out of their way.
+        if names:
+            bar.start()
+        else:
+            bar.stop()
+
+    try:
+        yield watch
+    finally:
+        bar.stop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from g4patch.edits import ConfigSet, Const, Edit, GraphEdit, NewNode, Operand, RowCopy
+from g4patch.errors import Interrupted
 from g4patch.layers import telling
 from g4patch.output import inspection
 from g4patch.output.layout import (
@@ -20,22 +22,64 @@ from g4patch.output.layout import (
     VERDICT_STYLE,
     in_units,
     indented,
+    printable,
     rows,
     spread,
 )
-from g4patch.report import Check, Finding, LayerDistance, ModelReport, Outcome, Report, Status, Subject
+from g4patch.output.shown import Shown
+from g4patch.report import (
+    Check,
+    Failure,
+    Finding,
+    LayerDistance,
+    ModelReport,
+    Outcome,
+    Report,
+    Result,
+    Status,
+    Subject,
+    worst_exit_code,
+)
 from g4patch.verdicts import Verdict
 
 
-def render(report: Report, console: Console, *, show_ple: bool = False, digests: bool = False) -> None:
-    """Print a report. `show_ple` prints each lookup, `digests` the SHA-256 of each file."""
+def render(results: Iterable[Result], file: IO[str], shown: Shown) -> None:
+    """Print each report as it comes. What failed was said on stderr; of several bundles, a list of all ends it."""
+    console = Console(file=file, highlight=False)
+    seen = []
+    for result in results:
+        seen.append(result)
+        if isinstance(result, Report):
+            _report(result, console, shown)
+        if shown.several:
+            console.print()
+    if shown.several:
+        _summary(seen, console)
+
+
+def _summary(results: Sequence[Result], console: Console) -> None:
+    """Every bundle in a line, so that the end of a long log says it all."""
+    code = worst_exit_code(result.exit_code for result in results)
+    console.print(Text(f"{len(results)} bundles, exit code {code}", "bold"))
+    console.print(rows([_summed_up(result) for result in results], width=31))
+
+
+def _summed_up(result: Result) -> tuple[Text, Text]:
+    style = BAD if result.exit_code else GOOD
+    if isinstance(result, Failure):
+        word = "interrupted" if isinstance(result.error, Interrupted) else "error"
+        return Text(word, style), Text(f"{printable(result.bundle)}\n{printable(result.error.message)}")
+    return Text(result.outcome, style), Text(printable(str(result.path)))
+
+
+def _report(report: Report, console: Console, shown: Shown) -> None:
     if len(report.models) > 1:
-        console.print(_folder_header(report))
+        console.print(_folder_header(report, shown))
         console.print()
     for model in report.models:
-        console.print(_header(report, model))
+        console.print(_header(report, model, shown))
         if report.command == "inspect":
-            inspection.render(model, console, show_ple, digests)
+            inspection.render(model, console, shown)
         _findings(report, model, console)
         _proof(report, model, console)
         for warning in model.subject.tokens.warnings:
@@ -44,14 +88,15 @@ def render(report: Report, console: Console, *, show_ple: bool = False, digests:
     console.print(indented(_conclusion(report)))
 
 
-def _folder_header(report: Report) -> RenderableType:
+def _folder_header(report: Report, shown: Shown) -> RenderableType:
     """The folder, how many models it holds, and the verdict that decides."""
     verdict = Text(report.verdict.upper(), VERDICT_STYLE.get(report.verdict, BAD))
+    name = str(report.path) if shown.several else report.path.name
     models = sum(model.subject.looks_up for model in report.models)
-    return spread(Text.assemble((f"{report.path.name}/", "bold"), f"  {models} model{'s' * (models > 1)}"), verdict)
+    return spread(Text.assemble((f"{name}/", "bold"), f"  {models} model{'s' * (models > 1)}"), verdict)
 
 
-def _header(report: Report, model: ModelReport) -> RenderableType:
+def _header(report: Report, model: ModelReport, shown: Shown) -> RenderableType:
     subject, path = model.subject, model.subject.model.path
     verdict = Text(subject.verdict.upper(), VERDICT_STYLE.get(subject.verdict, BAD)) if subject.looks_up else Text()
     if model.plan.edits:
@@ -60,6 +105,8 @@ def _header(report: Report, model: ModelReport) -> RenderableType:
     functions = f"{len(subject.analyses)} functions" if len(subject.analyses) > 1 else ""
     facts = (subject.model.format, *subject.model.details, functions, in_units(size))
     name = path.name if path == report.path else str(path.relative_to(report.path))
+    if shown.several and path == report.path:
+        name = str(path)
     return spread(Text.assemble((name, "bold"), "  ", ", ".join(fact for fact in facts if fact)), verdict)
 
 
@@ -83,7 +130,7 @@ def _proof(report: Report, model: ModelReport, console: Console) -> None:
 
 
 def _finding(report: Report, model: ModelReport, finding: Finding) -> tuple[Text, Text]:
-    state = "fixed" if report.publication is not None and report.mends(finding) else finding.severity
+    state = "fixed" if report.mended(finding) else finding.severity
     style = GOOD if state == "fixed" else SEVERITY_STYLE[finding.severity]
     where = f"{finding.graph}: " if len(model.subject.analyses) > 1 and finding.graph else ""
     body = Text.assemble((f"{state:<8}", style), where, finding.message)
@@ -97,6 +144,8 @@ def _finding(report: Report, model: ModelReport, finding: Finding) -> tuple[Text
 def _conclusion(report: Report) -> Text:
     """The last lines: how it ended, and what to do next."""
     outcome, path = report.outcome, report.path
+    if report.publication is not None and outcome is Outcome.COPIED:
+        return Text(f"{outcome}: {report.publication.target}", GOOD)
     if report.publication is not None:
         done = f"{outcome} in {report.seconds:.1f} s, {in_units(report.publication.written)} written"
         style = GOOD if outcome is Outcome.FIXED else UNSURE
