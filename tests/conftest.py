@@ -71,6 +71,22 @@ def copy(tmp_path: Path) -> Copy:
     return copy_sample
 
 
+@pytest.fixture(scope="session")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`coreml-two-stage` after a fix, its backup beside it, with three runs of its reference. Not to be changed."""
+    from g4patch import Options, fix
+    from g4patch.report import Outcome, Status
+    from tests.whole import folder, keep_runs
+
+    bundle = folder("coreml-two-stage", tmp_path_factory.mktemp("mended"))
+    keep_runs(bundle, "media", "media without media", "text")
+    report = fix(bundle, Options(required=frozenset({"reference", "chain", "gates"})))
+    assert report.outcome is Outcome.FIXED
+    assert {check.status for check in report.checks} == {Status.PASSED}
+    assert [check.name for check in report.whole] == ["chain", "gates"]
+    return bundle
+
+
 @pytest.fixture
 def cached(tmp_path: Path) -> Copy:
     """Lays a sample out as the Hugging Face cache does, links to blobs; returns the bundle in the snapshot."""

@@ -37,7 +37,7 @@ from g4patch.verdicts import Verdict
 from g4patch.view import Graph, Op, Table, Use
 from tests.conftest import SAMPLES, Copy, numbers, sample, tree
 
-CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
+CORE_ML = sorted(path.parent.name for path in SAMPLES.glob("coreml-*/stage.mlpackage"))
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 

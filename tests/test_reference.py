@@ -21,7 +21,7 @@ from g4patch.report import Check, Outcome, Report, Status
 from tests.conftest import SAMPLES, Copy, tree
 
 ONNX = ["mobius-embedding", "mobius-text", "onnx-stage", "onnx-fp16", "onnx-identity-262144"]
-CORE_ML = sorted(path.name for path in SAMPLES.glob("coreml-*"))
+CORE_ML = sorted(path.parent.name for path in SAMPLES.glob("coreml-*/stage.mlpackage"))
 
 Tensors = dict[str, NDArray[Any]]
 Metadata = dict[str, Any]

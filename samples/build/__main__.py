@@ -26,6 +26,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "coreml-int4-262144": coreml.int4_262144,
     "coreml-state": coreml.state,
     "coreml-multifunction": coreml.multifunction,
+    "coreml-two-stage": coreml.two_stage,
     "coreai-stage": coreai.stage,
     "coreai-fp16": coreai.fp16,
     "coreai-int8": coreai.int8,

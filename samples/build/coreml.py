@@ -16,12 +16,15 @@ from .model import (
     IDENTITY_EXPECTED,
     STAGE_EXPECTED,
     STAGE_INPUTS,
+    HandedStage,
+    HandingStage,
     PerLayerInputs,
     Stage,
     StatefulStage,
     Tiny,
     hf_numbers,
     write_reference,
+    write_whole_reference,
 )
 
 
@@ -164,6 +167,38 @@ def state(folder: Path) -> None:
     bundle = folder / "stage.mlpackage"
     numbers = write_reference(bundle, tiny, model, 8, STAGE_EXPECTED, STAGE_INPUTS, "float16")
     convert(StatefulStage(model), numbers, ct.target.iOS18, ct.precision.FLOAT16).save(str(bundle))
+
+
+def two_stage(folder: Path) -> None:
+    """A bundle folder: two stages, float32, iOS17, static [1,8]; the first hands on the per-layer inputs of all layers.
+
+    The later stage looks nothing up, so with the first one mended the whole is right, media rows too.
+    """
+    tiny = Tiny(layers=4)
+    model = tiny.build()
+    write_whole_reference(folder, tiny, model, tiny.prompts(8))
+    numbers = hf_numbers(model, tiny.prompts(8)["media"])
+    positions = numbers["position_ids"].int()
+    first = {"hidden_states": numbers["inputs_embeds"], "input_ids": numbers["input_ids"].int()}
+    last = {"hidden_states": numbers["hidden_states_1"], "per_layer_inputs": numbers["per_layer_inputs"]}
+    stages = (
+        (HandingStage(model, part=slice(2)), first, ("hidden_states_out", "per_layer_inputs_out")),
+        (HandedStage(model, slice(2, None)), last, ("logits",)),
+    )
+    for number, (stage, example, outputs) in enumerate(stages):
+        example |= {"position_ids": positions}
+        package = ct.convert(
+            torch.jit.trace(stage.eval(), tuple(example.values())),
+            inputs=[
+                ct.TensorType(name, tuple(tensor.shape), np.float32 if tensor.is_floating_point() else np.int32)
+                for name, tensor in example.items()
+            ],
+            outputs=[ct.TensorType(name, dtype=np.float32) for name in outputs],
+            minimum_deployment_target=ct.target.iOS17,
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
+        package.save(str(folder / f"stage_{number}.mlpackage"))
 
 
 def multifunction(folder: Path) -> None:

@@ -67,6 +67,11 @@ class Tiny:
     def ids(self) -> TokenIds:
         return TokenIds.for_vocab(self.vocab)
 
+    @property
+    def media(self) -> list[int]:
+        """The placeholder ids of all media."""
+        return [self.ids.image, self.ids.audio, self.ids.video]
+
     def config(self) -> Gemma4Config:
         """The Hugging Face config, as small as Gemma 4's code allows."""
         ids = self.ids
@@ -174,8 +179,8 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     return noise * shape[-1] ** -0.5
 
 
-def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict[str, Tensor]:
-    """Hugging Face's forward over one prompt with fixed random media features.
+def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor, blind: bool = False) -> dict[str, Tensor]:
+    """Hugging Face's forward over one prompt with fixed random media features, or blind: without any.
 
     Returns ``input_ids`` and ``position_ids`` (int64 [1,S]) and, in float32, ``inputs_embeds``
     [1,S,H] after the features were spliced in, ``per_layer_identity`` [1,S,L,D] (the rows looked
@@ -185,7 +190,7 @@ def hf_numbers(model: Gemma4ForConditionalGeneration, input_ids: Tensor) -> dict
     Hugging Face's own cache, with zeros up to the size of a state, [1,KV heads,CAPACITY,head width].
     """
     layers = model.config.text_config.num_hidden_layers
-    features = record.stand_ins(model.config, input_ids, ("image", "audio", "video"))
+    features = {} if blind else record.stand_ins(model.config, input_ids, ("image", "audio", "video"))
     cache = DynamicCache()
     seen = record.watched(model, input_ids, record.Media(features=features), range(layers + 1), cache)
     for index, held in enumerate(cache.layers):
@@ -245,6 +250,46 @@ def write_reference(
     save_file(tensors, target, metadata={"g4patch": json.dumps(_metadata(tiny, names, precision))})
     target.chmod(0o644)  # safetensors writes files that only their owner can read
     return numbers["media"]
+
+
+def write_whole_reference(
+    folder: Path, tiny: Tiny, model: Gemma4ForConditionalGeneration, prompts: Mapping[str, Tensor], steps: int = 0
+) -> None:
+    """Writes ``config.json`` and ``reference.safetensors``, the numbers of the whole model, into a bundle folder.
+
+    A prompt with media is continued by ``steps`` tokens, greedily but never with media ids, and has a twin
+    without features.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny.config().to_json_file(folder / "config.json", use_diff=False)
+    tensors: dict[str, Tensor] = {}
+    runs: dict[str, dict[str, object]] = {}
+    for run, ids in prompts.items():
+        if not torch.isin(ids, torch.tensor(tiny.media)).any():
+            tensors |= _whole_tensors(run, tiny, hf_numbers(model, ids))
+            continue
+        prompt = ids.shape[1]
+        for _ in range(steps):
+            logits = hf_numbers(model, ids)["logits"][:, -1]
+            logits[:, tiny.media] = -torch.inf
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+        tensors |= _whole_tensors(run, tiny, hf_numbers(model, ids))
+        tensors |= _whole_tensors(f"{run} without media", tiny, hf_numbers(model, ids, blind=True))
+        runs[run] = {"prompt": prompt, "steps": steps, "without_media": f"{run} without media"}
+    names = sorted({name.rsplit("/", 1)[1] for name in tensors if "/expected/" in name})
+    told = {**_metadata(tiny, names, "float32"), "layers": tiny.layers, "runs": runs}
+    target = folder / "reference.safetensors"
+    save_file(tensors, target, metadata={"g4patch": json.dumps(told)})
+    target.chmod(0o644)
+
+
+def _whole_tensors(run: str, tiny: Tiny, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    hidden = {"hidden_states.0": "inputs_embeds"}
+    hidden |= {f"hidden_states.{layer + 1}": f"hidden_states_{layer}" for layer in range(tiny.layers)}
+    same = {name: name for name in ("per_layer_identity", "per_layer_inputs", "logits")}
+    inputs = {"input_ids": "input_ids", "hidden_states": "inputs_embeds"}
+    # Apart, for safetensors takes no two names of one tensor.
+    return {name: tensor.clone() for name, tensor in run_tensors(run, numbers, inputs, hidden | same).items()}
 
 
 def run_tensors(
@@ -380,8 +425,26 @@ class LastStage(Stage):
         self.cap = model.config.text_config.final_logit_softcapping
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        logits = self.head(self.language.norm(super().forward(hidden_states, input_ids, position_ids)))
+        return self.capped(super().forward(hidden_states, input_ids, position_ids))
+
+    def capped(self, hidden_states: Tensor) -> Tensor:
+        logits = self.head(self.language.norm(hidden_states))
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+class HandingStage(Stage):
+    """A first stage that hands on the per-layer inputs too: ``hidden_states`` [B,S,H] and [B,S,L,D]."""
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        per_layer = self.per_layer_inputs(hidden_states, input_ids)
+        return run_layers(self.language, hidden_states, per_layer, position_ids, part=self.part), per_layer
+
+
+class HandedStage(LastStage):
+    """A last stage that is handed the per-layer inputs, [B,S,L,D], and looks nothing up."""
+
+    def forward(self, hidden_states: Tensor, per_layer_inputs: Tensor, position_ids: Tensor) -> Tensor:
+        return self.capped(run_layers(self.language, hidden_states, per_layer_inputs, position_ids, part=self.part))
 
 
 class StateCache(nn.Module):

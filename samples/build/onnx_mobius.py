@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from .model import IDENTITY_EXPECTED, Tiny, hf_numbers, write_reference
+from .model import IDENTITY_EXPECTED, Tiny, hf_numbers, write_reference, write_whole_reference
 
 # mobius masks audio ids only where the config has an audio tower.
 TINY = Tiny(towers=True)
@@ -97,11 +97,16 @@ def decoder(folder: Path) -> None:
 
 
 def package(folder: Path) -> None:
-    """mobius' embedding model and decoder, and the configuration by which onnxruntime-genai wires them."""
+    """mobius' embedding model and decoder, and the configuration by which onnxruntime-genai wires them.
+
+    The reference is of the whole model, for prompts without video: it is right for those to the logits.
+    """
     model = TINY.build()
+    prompts = TINY.prompts(14)
+    seen = torch.where(prompts["media"] == TINY.ids.video, 9, prompts["media"])
+    write_whole_reference(folder, TINY, model, {"no video": seen, "text": prompts["text"]}, steps=4)
     exported = _build(model)
     _keep(exported, ["embedding", "decoder"], folder)
-    TINY.config().to_json_file(folder / "config.json", use_diff=False)
     with tempfile.TemporaryDirectory() as written:
         write_ort_genai_config(exported, written)
         shutil.copy(Path(written) / "genai_config.json", folder)
