@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import delta, digests, formats, publish, receipts, reference, sidecars, verify
+from g4patch import delta, digests, formats, publish, receipts, reference, sidecars, verify, whole
 from g4patch.bundle import Bundle, find
 from g4patch.copying import Progress, copied, publish_copy, silent
 from g4patch.delta import Span
@@ -18,8 +18,9 @@ from g4patch.errors import BundleError
 from g4patch.formats import NOT_STAGED, Model, Staged
 from g4patch.ple import GraphAnalysis, analyse
 from g4patch.reference import Reference
-from g4patch.report import Check, Finding, ModelReport, Outcome, Publication, Report, Subject
+from g4patch.report import Check, Finding, ModelReport, Outcome, Publication, Report, Status, Subject
 from g4patch.rules import Rule, find_rule, find_rules
+from g4patch.thresholds import Thresholds
 from g4patch.tokens import TokenFacts, TokenFlags, resolve
 from g4patch.verdicts import INCONCLUSIVE, Verdict
 
@@ -29,9 +30,9 @@ class Options:
     """What a user may ask for.
 
     `select` and `ignore` name rules: all are run where `select` is empty. `unsafe` also applies edits that are not
-    safe. `reference` is used in place of the one beside the bundle. `required` names checks that must not be skipped.
-    `compute_unit` is cpu, gpu, ane or all: `verify` also runs the bundle there.
-    `hashed` says which files are hashed where the work ends well.
+    safe. `reference` is used in place of the one beside the bundle, `gates` in place of the thresholds in it.
+    `required` names checks that must not be skipped. `compute_unit` is cpu, gpu, ane or all: `verify` also runs the
+    bundle there. `hashed` says which files are hashed where the work ends well.
     """
 
     tokens: TokenFlags = field(default_factory=TokenFlags)
@@ -39,6 +40,7 @@ class Options:
     ignore: frozenset[str] = frozenset()
     unsafe: bool = False
     reference: Path | None = None
+    gates: Thresholds | None = None
     required: frozenset[str] = frozenset()
     compute_unit: str = ""
     hashed: Hashed = Hashed.NOTHING
@@ -184,7 +186,7 @@ def _fix_in_place(report: Report, state: _State, bundle: Bundle, options: Option
             return _hashed(report, before)
         in_place = _targets(report, in_place=True)
         with publish.stage(bundle.path, targets, in_place) as staged:
-            report = _write_and_verify(report, options, staged)
+            report = _write_and_verify(report, bundle, options, staged)
             if not _stopped(report):
                 receipt = receipts.receipt(report)
                 shared = {path: spans for model in report.models for path, spans in _shared(model)}
@@ -197,7 +199,7 @@ def _fix_copy(report: Report, bundle: Bundle, options: Options, out: Path) -> Re
     files = [path for model in report.models for path in model.subject.model.files]
     before = digests.taken(report, options.hashed)
     with copied(bundle, files, _targets(report), out, options.progress) as copy:
-        report = _write_and_verify(report, options, copy.staged, copy.place)
+        report = _write_and_verify(report, bundle, options, copy.staged, copy.place)
         if not _stopped(report):
             report = replace(report, publication=Publication(copy.bundle, copy.out, publish_copy(copy)))
     return _hashed(report, before)
@@ -210,18 +212,32 @@ def _targets(report: Report, in_place: bool = False) -> tuple[Path, ...]:
 
 
 def _write_and_verify(
-    report: Report, options: Options, staged: Staged, copied_to: Callable[[Path], Path] | None = None
+    report: Report, bundle: Bundle, options: Options, staged: Staged, copied_to: Callable[[Path], Path] | None = None
 ) -> Report:
-    """Write the replaced files of every model to their stages, then judge each model as it is now.
+    """Write the replaced files of every model to their stages, then judge each model as it is now, and all of them.
 
     `copied_to` says where in a copy a model is: there the stages are the files themselves.
     """
-    models = [_mend(model, options, staged, copied_to) if model.plan.edits else model for model in report.models]
-    return replace(report, models=tuple(models))
+    given = reference.of_bundle(bundle.path, bundle.models, options.reference)
+    models = [
+        _mend(model, options, staged, copied_to, given[model.subject.model.path]) if model.plan.edits else model
+        for model in report.models
+    ]
+    before = [model.subject for model in models]
+    after = [model.mended or model.subject for model in models]
+    chain_too = "chain" in options.required
+    together = whole.checks(
+        bundle.path, bundle.models, before, after, given[bundle.path], options.gates, chain_too=chain_too
+    )
+    return _with_required(replace(report, models=tuple(models), whole=together))
 
 
 def _mend(
-    model: ModelReport, options: Options, staged: Staged, copied_to: Callable[[Path], Path] | None
+    model: ModelReport,
+    options: Options,
+    staged: Staged,
+    copied_to: Callable[[Path], Path] | None,
+    against: Reference | None,
 ) -> ModelReport:
     before = model.subject
     fmt = formats.of(before.model)
@@ -233,8 +249,8 @@ def _mend(
             _apply(before.model, staged)
         written = fmt.open_model(copied_to(before.model.path))
     after = _subject(written, before.tokens)
-    against = _reference(before.model.path, options)
-    return replace(model, mended=after, checks=verify.verify_patch(before, after, model.plan, against))
+    checks = verify.verify_patch(before, after, model.plan, against, options.gates)
+    return replace(model, mended=after, checks=checks)
 
 
 def _apply(model: Model, staged: Staged) -> None:
@@ -253,27 +269,45 @@ def _shared(model: ModelReport) -> Iterator[tuple[Path, list[Span]]]:
         yield model.subject.model.replaced[0], [(old[name][0], *new[name]) for name in alike]
 
 
-def _reference(path: Path, options: Options) -> Reference | None:
-    """The reference that was named, else the one beside the model."""
-    place = options.reference or reference.beside(path)
-    return reference.load(place) if place is not None else None
-
-
 def verify_bundle(path: Path | None = None, options: Options = Options()) -> Report:
     """Judge a bundle as it stands, patched by g4patch or not; nothing is written."""
     started = time.monotonic()
     bundle = find(path)
     report = _judge("verify", bundle, options)
-    models = tuple(replace(model, checks=_verify(model, bundle, options)) for model in report.models)
-    report = _hashed(replace(report, models=models), digests.taken(report, options.hashed))
+    given = reference.of_bundle(bundle.path, bundle.models, options.reference)
+    kept = [_unpatched(model.subject, bundle) for model in report.models]
+    models = tuple(
+        replace(
+            model,
+            checks=verify.verify_bundle(
+                subject, before, given[subject.model.path], options.gates, options.compute_unit
+            ),
+        )
+        for model, before in zip(report.models, kept, strict=True)
+        for subject in [model.subject]
+    )
+    subjects = [model.subject for model in models]
+    before = [old or subject for old, subject in zip(kept, subjects, strict=True)] if any(kept) else []
+    together = whole.checks(
+        bundle.path, bundle.models, before, subjects, given[bundle.path], options.gates, chain_too=True
+    )
+    report = _with_required(replace(report, models=models, whole=together))
+    report = _hashed(report, digests.taken(report, options.hashed))
     return replace(report, seconds=time.monotonic() - started)
 
 
-def _verify(report: ModelReport, bundle: Bundle, options: Options) -> tuple[Check, ...]:
-    model, tokens = report.subject.model, report.subject.tokens
+def _with_required(report: Report) -> Report:
+    """A report in which a check of the whole model that is required and was not made is skipped, not forgotten."""
+    lacking = sorted((report.required & {"chain", "gates"}) - {check.name for check in report.checks})
+    skipped = (Check(name, Status.SKIPPED, "there is no reference that it could be made with") for name in lacking)
+    return replace(report, whole=(*report.whole, *skipped))
+
+
+def _unpatched(subject: Subject, bundle: Bundle) -> Subject | None:
+    """A model as it was before it was patched in place, if that is kept."""
+    model = subject.model
     kept = publish.originals(bundle.path, model.replaced)
-    before = _subject(formats.of(model).open_model(model.path, kept), tokens) if kept else None
-    return verify.verify_bundle(report.subject, before, _reference(model.path, options), options.compute_unit)
+    return _subject(formats.of(model).open_model(model.path, kept), subject.tokens) if kept else None
 
 
 def _stopped(report: Report) -> bool:

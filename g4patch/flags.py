@@ -16,6 +16,7 @@ from g4patch.engine import Options
 from g4patch.errors import UsageError
 from g4patch.output import RENDERERS
 from g4patch.record import Request, parse_ids, parse_stages
+from g4patch.thresholds import PRESETS, parse
 from g4patch.tokens import MODALITIES, TokenFlags
 
 BUNDLE = "an .onnx, .mlpackage or .aimodel, or a folder of them; default: the one in this folder"
@@ -50,14 +51,23 @@ def add_checks(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """What is compared with what, which checks must run, and a statement about it."""
     checks = command.add_argument_group("proof")
     add_path(
-        checks, "--reference", metavar="FILE", help="for one bundle; default: BUNDLE.reference.safetensors beside it"
+        checks,
+        "--reference",
+        metavar="FILE",
+        help="for one bundle; default: BUNDLE.reference.safetensors beside it, or reference.safetensors in a folder",
     )
     checks.add_argument(
         "--require",
         action="append",
         default=[],
-        choices=names,
-        help="do not publish if this check cannot run here",
+        choices=[*names, "chain", "gates"],
+        metavar="CHECK",
+        help="do not publish if this check cannot run here: %(choices)s",
+    )
+    checks.add_argument(
+        "--gates",
+        metavar="LIMITS",
+        help=f"thresholds for logits: {', '.join(PRESETS)}, or like max_kl=0.001,argmax=0.99; default: the reference's",
     )
     add_path(
         checks,
@@ -99,6 +109,7 @@ def options(arguments: argparse.Namespace, progress: Progress) -> Options:
         ignore=frozenset(arguments.ignore),
         unsafe=getattr(arguments, "unsafe", False),
         reference=reference,
+        gates=parse(limits) if (limits := getattr(arguments, "gates", None)) is not None else None,
         required=frozenset(getattr(arguments, "require", [])),
         compute_unit=getattr(arguments, "compute_unit", ""),
         hashed=_hashed(arguments),

@@ -17,8 +17,12 @@ Array = NDArray[Any]
 
 @dataclass
 class MediaRows:
-    """Media rows of a graph's `per_layer_identity`, `[N, L, D]` a piece: what came out and what was expected."""
+    """Media rows of a graph's `per_layer_identity`, `[N, L, D]` a piece: what came out and what was expected.
 
+    `layers` numbers the slices, where they are not those of layer 0 and on.
+    """
+
+    layers: tuple[int, ...] = ()
     actual: list[Array] = field(default_factory=list)
     expected: list[Array] = field(default_factory=list)
 
@@ -38,10 +42,10 @@ def by_layer(found: Mapping[str, MediaRows], unpatched: Mapping[str, MediaRows])
         actual, expected = np.concatenate(rows.actual), np.concatenate(rows.expected)
         before = unpatched.get(graph)
         old = np.concatenate(before.actual) if before is not None and before.actual else None
-        for layer in range(expected.shape[1]):
-            right = expected[:, layer]
-            was = distance(old[:, layer], right) if old is not None else None
-            distances.append(LayerDistance(graph, layer, distance(actual[:, layer], right), was))
+        for at, layer in enumerate(rows.layers or range(expected.shape[1])):
+            right = expected[:, at]
+            was = distance(old[:, at], right) if old is not None else None
+            distances.append(LayerDistance(graph, layer, distance(actual[:, at], right), was))
     return tuple(distances)
 
 

@@ -33,6 +33,11 @@ class Splice:
     outside: tuple[int, ...] = ()
     reason: str = ""
 
+    @property
+    def other(self) -> str:
+        """The rows that come in place of the token embedding's."""
+        return self.node.operands["y" if self.inverted else "x"]
+
 
 @dataclass(frozen=True)
 class Lookup:
@@ -81,6 +86,11 @@ class GraphAnalysis:
     embeddings: tuple[Node, ...]
     suspects: tuple[Node, ...]
     host_inputs: tuple[str, ...]
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """The only lookup, None where there are several or none."""
+        return self.lookups[0] if len(self.lookups) == 1 else None
 
     @property
     def verdict(self) -> Verdict:

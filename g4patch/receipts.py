@@ -34,6 +34,7 @@ def receipt(report: Report) -> dict[str, Any]:
         "time": _now(),
         "bundle": report.path.name,
         "models": [_model(model, report) for model in report.models if model.plan.edits],
+        "checks": [plain.check(item) for item in report.whole],
     }
 
 
@@ -75,6 +76,7 @@ def _bundle(report: Report, root: Path) -> dict[str, Any]:
             for file in report.files
         ],
         "models": [_model(model, report) for model in report.models],
+        "checks": [plain.check(item) for item in report.whole],
     }
 
 

@@ -204,22 +204,32 @@ def layers_used(graph: Graph, value: str, layers: int) -> frozenset[int] | None:
 
     A stage that does not take the first slice is not the first stage.
     """
-    used: set[int] = set()
+    found = slices(graph, value, layers)
+    return frozenset().union(*(taken for taken, _ in found)) or None if found is not None else None
+
+
+def slices(graph: Graph, value: str, layers: int) -> list[tuple[frozenset[int], str]] | None:
+    """The layers whose slices of a value `[.., L, D]` are taken, and the value that holds them; None where unclear.
+
+    A value that is put out holds them all.
+    """
+    found: list[tuple[frozenset[int], str]] = []
     queue = [value]
     while queue:
         name = queue.pop()
         if name in graph.outputs:
-            return frozenset(range(layers))
+            found.append((frozenset(range(layers)), name))
         for use, node in graph.consumers(name):
             if node.op in VIEW_OPS and use.operand == "x":
                 queue.append(node.output)
             elif node.op is Op.GATHER and use.operand == "data" and node.attributes["axis"] in (2, -2):
-                used.update(index % layers for index in graph.integers(node.operands["index"]) or ())
+                indices = graph.integers(node.operands["index"]) or ()
+                found.append((frozenset(index % layers for index in indices), node.output))
             elif node.op is Op.SLICE and (span := _along_layers(node)) is not None:
-                used.update(range(layers)[slice(*span)])
-            elif node.op is not Op.SHAPE:
+                found.append((frozenset(range(layers)[slice(*span)]), node.output))
+            elif node.op is not Op.SHAPE and name not in graph.outputs:
                 return None
-    return frozenset(used) or None
+    return found
 
 
 def _along_layers(node: Node) -> tuple[int, int] | None:

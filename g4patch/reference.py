@@ -33,7 +33,7 @@ Metadata that may be missing:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from g4patch import thresholds
 from g4patch.errors import BundleError
+from g4patch.thresholds import Thresholds
 
 Array = NDArray[Any]
 
 SCHEMA = 1
 _SUFFIX = ".reference.safetensors"
+# The reference of a bundle folder as a whole, in it.
+_OF_FOLDER = "reference.safetensors"
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,26 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt: what is fed, and what must come out."""
+    """One prompt: what is fed, and what must come out.
+
+    The last `steps` of its ids are what the model itself generated after the first `prompt` of them. `without_media`
+    names the run of the same ids without the features, "" if there is none.
+    """
 
     name: str
     inputs: Mapping[str, Array]
     expected: Mapping[str, Array]
+    prompt: int = 0
+    steps: int = 0
+    without_media: str = ""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference file as read. `token_ids` holds the ids that the activations were made with."""
+    """A reference file as read. `token_ids` holds the ids that the activations were made with.
+
+    `layers` is the number of layers of the whole model, None for a reference of one graph, in that graph's own names.
+    """
 
     path: Path
     model: str
@@ -77,12 +91,26 @@ class Reference:
     token_ids: Mapping[str, int]
     tolerances: Mapping[str, Tolerance]
     runs: tuple[Run, ...]
+    layers: int | None = None
+    gates: Thresholds | None = None
 
 
 def beside(bundle: Path) -> Path | None:
     """The reference that lies beside a bundle, if there is one."""
     path = bundle.with_name(bundle.name + _SUFFIX)
     return path if path.is_file() else None
+
+
+def of_bundle(bundle: Path, models: Sequence[Path], named: Path | None) -> dict[Path, Reference | None]:
+    """For each model of a bundle the reference `named`, else the one beside it, else the one in the bundle's folder.
+
+    Under the bundle's own path is the one for all models together. Raises BundleError.
+    """
+    inside = bundle / _OF_FOLDER
+    of_all = beside(bundle) if bundle in models else inside if inside.is_file() else None
+    places = {bundle: named or of_all} | {path: named or beside(path) or of_all for path in models}
+    loaded = {place: load(place) for place in dict.fromkeys(places.values()) if place is not None}
+    return {path: loaded[place] if place is not None else None for path, place in places.items()}
 
 
 def load(path: Path) -> Reference:
@@ -110,6 +138,8 @@ def _reference(path: Path, metadata: Any, tensors: Mapping[str, Array]) -> Refer
         run, kind, what = name.split("/", 2)
         if kind not in ("input", "expected"):
             raise ValueError(f"tensor {name} is neither an input nor expected")
+        if what == "input_ids" and (tensor.dtype.kind not in "iu" or tensor.ndim != 2 or len(tensor) != 1):
+            raise ValueError(f"tensor {name} is no row of token ids: {tensor.dtype}{list(tensor.shape)}")
         runs.setdefault(run, {"input": {}, "expected": {}})[kind][what] = tensor
     tolerances = {
         name: Tolerance(float(entry["max_abs"]), float(entry["norm_ratio"]), str(entry["reason"]))
@@ -126,5 +156,28 @@ def _reference(path: Path, metadata: Any, tensors: Mapping[str, Array]) -> Refer
         dict(metadata.get("source", {})),
         {name: int(token) for name, token in metadata["token_ids"].items()},
         tolerances,
-        tuple(Run(name, parts["input"], parts["expected"]) for name, parts in runs.items()),
+        tuple(
+            Run(name, parts["input"], parts["expected"], **_told(name, parts["input"], metadata.get("runs", {}), runs))
+            for name, parts in runs.items()
+        ),
+        _layers(metadata.get("layers")),
+        thresholds.of_metadata(metadata.get("gates")),
     )
+
+
+def _told(name: str, inputs: Mapping[str, Array], told: Mapping[str, Any], runs: Collection[str]) -> dict[str, Any]:
+    """What the metadata says of a run. Raises ValueError where its tensors, or the other runs, contradict it."""
+    entry = told.get(name, {})
+    prompt, steps, twin = int(entry.get("prompt", 0)), int(entry.get("steps", 0)), entry.get("without_media") or ""
+    if twin and twin not in runs:
+        raise ValueError(f"run {name} names {twin} as the one without media, and there is none")
+    ids = inputs.get("input_ids")
+    if steps and (steps < 0 or prompt < 1 or ids is None or ids.size != prompt + steps):
+        raise ValueError(f"run {name} has not the {prompt} + {steps} token ids that it speaks of")
+    return {"prompt": prompt, "steps": steps, "without_media": str(twin)}
+
+
+def _layers(value: Any) -> int | None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ValueError(f"it is of a model of {value!r} layers")
+    return value

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from g4patch.edits import Edit, Plan
 from g4patch.errors import G4PatchError, Interrupted
+from g4patch.evidence import LogitEvidence, StageEvidence
 from g4patch.formats import Model
 from g4patch.metrics import Distance
 from g4patch.ple import GraphAnalysis
@@ -77,7 +78,8 @@ class LayerDistance:
 class Check:
     """The result of one check of verify: `passed` only if something was compared.
 
-    `layers` is what the check of a reference with media rows says of each layer.
+    `layers` is what the check of a reference with media rows says of each layer, `stages` what a chain says of each
+    stage, `logits` the numbers of the gates.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Check:
     summary: str
     details: tuple[str, ...] = ()
     layers: tuple[LayerDistance, ...] = ()
+    stages: tuple[StageEvidence, ...] = ()
+    logits: LogitEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ class ModelReport:
 class Report:
     """Everything that one command did to one bundle. `unsafe` and `required` are what was asked for.
 
-    `files` are hashed on request, where the exit code is 0: those that hold the graphs, or all.
+    `whole` are the checks of all models together. `files` are hashed on request, where the exit code is 0: those that
+    hold the graphs, or all.
     """
 
     command: str
@@ -164,6 +169,7 @@ class Report:
     publication: Publication | None = None
     files: tuple[HashedFile, ...] = ()
     seconds: float = 0.0
+    whole: tuple[Check, ...] = ()
 
     @property
     def subject(self) -> Subject:
@@ -187,7 +193,7 @@ class Report:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return tuple(check for model in self.models for check in model.checks)
+        return (*(check for model in self.models for check in model.checks), *self.whole)
 
     @property
     def verdict(self) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch import compare, formats, recognise
+from g4patch import compare, formats, recognise, whole
 from g4patch.cone import NotAMap, constants, map_ids
 from g4patch.edits import Plan
 from g4patch.ple import Lookup
@@ -20,6 +20,7 @@ from g4patch.reference import Reference
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.sidecars import HostRows, HostTable
+from g4patch.thresholds import Thresholds
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import Ids, RowMap, Verdict, domain
 from g4patch.view import Graph
@@ -31,24 +32,36 @@ _SAMPLED_ROWS = 8
 _SAMPLE_SEED = 4
 
 
-def verify_patch(before: Subject, after: Subject, plan: Plan, reference: Reference | None = None) -> tuple[Check, ...]:
+def verify_patch(
+    before: Subject,
+    after: Subject,
+    plan: Plan,
+    reference: Reference | None = None,
+    limits: Thresholds | None = None,
+) -> tuple[Check, ...]:
     """All checks of a patched model against the unpatched one, and against a reference if there is one."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         # A validator may be a process of its own that takes seconds: it runs beside the other checks.
         validated = pool.submit(_validated, before, after)
         others = (row_map(before, after), differential(before, after), _reference(before, after, reference))
-        return (structure(before, after, plan, validated.result()), *others)
+        judged = whole.gates_of(before, after, reference, limits)
+        return (structure(before, after, plan, validated.result()), *others, *judged)
 
 
 def verify_bundle(
-    subject: Subject, before: Subject | None, reference: Reference | None, unit: str = ""
+    subject: Subject,
+    before: Subject | None,
+    reference: Reference | None,
+    limits: Thresholds | None = None,
+    unit: str = "",
 ) -> tuple[Check, ...]:
     """The checks of a bundle as it stands, patched by g4patch or not. `before` is its unpatched original, if kept.
 
     With `unit`, also that of its outputs on a compute unit of the device that it is for.
     """
     checks = (standing(subject), _reference(before, subject, reference))
-    return (*checks, _device(subject, reference, unit)) if unit else checks
+    judged = whole.gates_of(before, subject, reference, limits)
+    return (*checks, *judged, *((_device(subject, reference, unit),) if unit else ()))
 
 
 def _device(subject: Subject, reference: Reference | None, unit: str) -> Check:

@@ -32,7 +32,7 @@ def test_schema_is_a_schema_and_names_every_word() -> None:
     assert set(report["verdict"]["enum"]) == set(Verdict)
     assert set(report["outcome"]["enum"]) == set(Outcome)
     assert set(model["findings"]["items"]["properties"]["severity"]["enum"]) == set(Severity)
-    assert set(model["checks"]["items"]["properties"]["status"]["enum"]) == set(Status)
+    assert set(SCHEMA["$defs"]["check"]["properties"]["status"]["enum"]) == set(Status)
 
 
 def test_inspect_and_check(capsys: pytest.CaptureFixture[str]) -> None:

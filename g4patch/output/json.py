@@ -43,6 +43,7 @@ def _report(report: Report) -> dict[str, Any]:
         "exit_code": report.exit_code,
         "seconds": round(report.seconds, 3),
         "models": [_model(model, report) for model in report.models],
+        "whole": [plain.check(check) for check in report.whole],
         "publication": publication
         and {
             "target": str(publication.target),

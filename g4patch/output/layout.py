@@ -75,3 +75,8 @@ def in_units(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def change(form: str, was: float, now: float, both: bool) -> str:
+    """A number, or what it was and what it is now, in 19 columns."""
+    return f"{f'{form.format(was)} -> ' if both else ''}{form.format(now)}".ljust(18) + " "

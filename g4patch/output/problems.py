@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from g4patch.output.layout import MEANING
-from g4patch.report import Finding, ModelReport, Outcome, Report, Severity, Status
+from g4patch.report import Check, Finding, Outcome, Report, Severity, Status
 
 # What is no rule's finding, and what it means.
 CHECK_FAILED, CHECK_MISSING, INCONCLUSIVE = "check-failed", "check-missing", "inconclusive"
@@ -37,7 +37,8 @@ def problems(report: Report) -> Iterator[Problem]:
         for finding in model.findings:
             if not report.mended(finding):
                 yield _problem(finding, report, file)
-        yield from _checks(model, report, file)
+        yield from _checks(model.checks, report, file)
+    yield from _checks(report.whole, report, report.models[0].subject.model.replaced[0])
     if report.outcome is Outcome.INCONCLUSIVE and not report.remaining:
         file = report.models[0].subject.model.replaced[0]
         yield Problem(INCONCLUSIVE, Severity.ERROR, f"{report.verdict}: {MEANING[report.verdict]}", file)
@@ -54,8 +55,8 @@ def _problem(finding: Finding, report: Report, file: Path) -> Problem:
     return Problem(finding.rule, finding.severity, message, file, finding.graph, finding.nodes)
 
 
-def _checks(model: ModelReport, report: Report, file: Path) -> Iterator[Problem]:
-    for check in model.checks:
+def _checks(checks: Iterable[Check], report: Report, file: Path) -> Iterator[Problem]:
+    for check in checks:
         if check.status is Status.FAILED:
             yield Problem(CHECK_FAILED, Severity.ERROR, f"{check.name}: {check.summary}", file)
         elif check.status is Status.SKIPPED and check.name in report.required:

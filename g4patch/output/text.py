@@ -11,7 +11,7 @@ from rich.text import Text
 from g4patch.edits import ConfigSet, Const, Edit, GraphEdit, NewNode, Operand, RowCopy
 from g4patch.errors import Interrupted
 from g4patch.layers import telling
-from g4patch.output import inspection
+from g4patch.output import evidence, inspection
 from g4patch.output.layout import (
     BAD,
     GOOD,
@@ -20,6 +20,7 @@ from g4patch.output.layout import (
     STATUS_STYLE,
     UNSURE,
     VERDICT_STYLE,
+    change,
     in_units,
     indented,
     printable,
@@ -85,6 +86,11 @@ def _report(report: Report, console: Console, shown: Shown) -> None:
         for warning in model.subject.tokens.warnings:
             console.print(indented(Text.assemble(("warning ", UNSURE), warning)))
         console.print()
+    if report.whole:
+        console.print(Text("whole model" if len(report.models) > 1 else "model", "bold"))
+        console.print()
+        console.print(rows(_checks(report.whole, console.encoding), width=14))
+        console.print()
     console.print(indented(_conclusion(report)))
 
 
@@ -120,7 +126,7 @@ def _proof(report: Report, model: ModelReport, console: Console) -> None:
     """What was checked, or what would be changed, in one model."""
     if model.checks:
         console.print()
-        console.print(rows(_checks(model.checks), width=14))
+        console.print(rows(_checks(model.checks, console.encoding), width=14))
     elif report.command == "fix" and model.plan.edits:
         console.print()
         for edit in model.plan.edits:
@@ -177,11 +183,14 @@ def _reference_said(report: Report) -> str:
     return f"{sum(passed)} of {len(passed)} models verified against a reference"
 
 
-def _checks(checks: Iterable[Check]) -> Iterator[tuple[str | Text, str | Text]]:
+def _checks(checks: Iterable[Check], encoding: str) -> Iterator[tuple[str | Text, str | Text]]:
+    bars = evidence.bars_for(encoding)
     for check in checks:
         yield check.name, Text.assemble((f"{check.status:<8} ", STATUS_STYLE[check.status]), check.summary)
         yield from (("", line) for line in check.details[1:5])
         yield from (("", line) for line in _layers(check.layers))
+        yield from (("", line) for line in evidence.stages(check.stages, bars))
+        yield from (("", line) for line in evidence.logits(check.logits, bars))
 
 
 # More layers than these are told by the first, the one furthest off, and the last.
@@ -201,13 +210,8 @@ def _layers(layers: Sequence[LayerDistance]) -> Iterator[Text]:
                 ("{:#.4g}", was.norm_ratio, now.norm_ratio),
                 ("{:.2g}", was.delta_norm, now.delta_norm),
             )
-            line = "".join(_change(*cell, one.unpatched is not None) for cell in cells)
+            line = "".join(change(*cell, one.unpatched is not None) for cell in cells)
             yield Text(f"{one.layer:<6}{line}".rstrip())
-
-
-def _change(form: str, was: float, now: float, both: bool) -> str:
-    """A number, or what it was and what it is now, in 19 columns."""
-    return f"{f'{form.format(was)} -> ' if both else ''}{form.format(now)}".ljust(18) + " "
 
 
 def _planned(edit: Edit, subject: Subject) -> Text:
