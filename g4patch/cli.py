@@ -22,7 +22,7 @@ from g4patch.bundle import outputs
 from g4patch.copying import silent
 from g4patch.errors import G4PatchError, UsageError
 from g4patch.flags import options, request, token_flags
-from g4patch.output import RENDERERS, progress
+from g4patch.output import RENDERERS, plot, progress
 from g4patch.output.layout import in_units, printable
 from g4patch.output.shown import Shown
 from g4patch.report import Failure, Report, Result, worst_exit_code
@@ -45,6 +45,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, err: Console, jobs: Sequence[batch.Job]) -> int:
     """Do the jobs and print the results as they come. One that cannot be worked on does not stop the others."""
+    picture: Path | None = getattr(arguments, "plot", None)
+    if picture is not None:
+        plot.require(picture)
     several = len(jobs) > 1
     shown = Shown(getattr(arguments, "show_ple", False), getattr(arguments, "digests", False), several)
     seen: list[Result] = []
@@ -54,7 +57,10 @@ def _run(arguments: argparse.Namespace, err: Console, jobs: Sequence[batch.Job])
         closing(batch.run(jobs, getattr(arguments, "jobs", 1), watch)) as results,
     ):
         RENDERERS[arguments.format](_seen(results, seen, err), file, shown)
-    _attest(arguments, [result for result in seen if isinstance(result, Report)], err)
+    reports = [result for result in seen if isinstance(result, Report)]
+    _attest(arguments, reports, err)
+    if picture is not None and reports:
+        plot.save(reports, picture)
     return worst_exit_code(result.exit_code for result in seen)
 
 

@@ -71,6 +71,12 @@ def add_checks(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
     )
     add_path(
         checks,
+        "--plot",
+        metavar="FILE",
+        help="draw cosines by layer and divergences by row, before and after, as .png or .svg",
+    )
+    add_path(
+        checks,
         "--attest",
         metavar="FILE",
         help="write an in-toto statement about the bundles that passed, for cosign and the like to sign",
