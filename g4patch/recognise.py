@@ -153,8 +153,12 @@ def is_token_embedding(graph: Graph, table: Table, downstream: Downstream, token
 
 def is_scale(scale: float | None, width: int) -> bool:
     """Whether a scale is sqrt(width), the factor of Gemma's scaled embeddings."""
-    expected = math.sqrt(width)
-    return scale is not None and abs(scale - expected) <= expected * _SCALE_TOLERANCE
+    return scale is not None and is_close(scale, math.sqrt(width))
+
+
+def is_close(scale: float, expected: float) -> bool:
+    """Whether a scale is an expected one, as 16-bit floats round it."""
+    return abs(scale - expected) <= expected * _SCALE_TOLERANCE
 
 
 def other_branch(select: Select) -> str:

@@ -2,7 +2,8 @@
 
 # What the case shows.
 # verdict: raw
-# plan: mask 10 11 14 at rows.index     (or: withheld; absent where there is nothing to fix)
+# plan: mask 10 11 14 at rows.index     (or: withheld, or a severity; absent where no rule says anything)
+# says: words that a finding has        (absent where the plan says enough)
 # config: {"hidden_size": 5}            (on top of CONFIG; a null takes an entry away)
 
 Or a table of 16 rows that a host looks up: `ID: CODES | SCALE` for each row that is not `[ID, ID + 1]` with scale 1.
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 CONFIG: dict[str, Any] = {"image_token_id": 10, "audio_token_id": 11, "video_token_id": 14, "pad_token_id": 0}
 
 
-_KEYS = ("verdict", "plan", "config", "layout", "zero point")
+_KEYS = ("verdict", "plan", "says", "config", "layout", "zero point")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Case:
     path: Path
     verdict: str
     plan: str
+    says: str
     config: dict[str, Any]
     content: str
     layout: str
@@ -78,6 +80,7 @@ def load(path: Path) -> Case:
         path,
         stated["verdict"],
         stated.get("plan", ""),
+        stated.get("says", ""),
         json.loads(stated.get("config", "{}")),
         "\n".join(line for line in lines if not line.startswith("#")),
         stated.get("layout", ""),

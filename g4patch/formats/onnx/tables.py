@@ -75,7 +75,7 @@ def _stored(laid: Laid, name: str, tensor: str, attributes: Mapping[str, Any]) -
 def _root(laid: Laid, name: str) -> _Root:
     between: list[Node] = []
     while (node := laid.producers.get(name)) is not None and _understood(laid, node):
-        source = node.operands.get("0" if node.op is Op.OPAQUE else "x")
+        source = _multiplied(laid, node) or node.operands.get("0" if node.op is Op.OPAQUE else "x")
         if source is None:
             break
         between.append(node)
@@ -86,7 +86,17 @@ def _root(laid: Laid, name: str) -> _Root:
 def _understood(laid: Laid, node: Node) -> bool:
     if node.op is Op.RESHAPE:
         return node.operands["shape"] in laid.constants
+    if node.op is Op.MUL:
+        return _multiplied(laid, node) is not None
     return node.op in _SAME_SHAPE or node.op is Op.SLICE or "perm" in node.attributes
+
+
+def _multiplied(laid: Laid, node: Node) -> str | None:
+    """What a product with one constant number multiplies: a table times sqrt(D) is a table."""
+    if node.op is not Op.MUL:
+        return None
+    others = [name for name in node.operands.values() if name not in laid.constants or laid.constants[name].size > 1]
+    return others[0] if len(others) == 1 else None
 
 
 def _through(laid: Laid, shape: tuple[int, ...], between: tuple[Node, ...]) -> tuple[int, ...] | None:
