@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from g4patch import delta, digests, formats, publish, receipts, reference, sidecars, verify, whole
+from g4patch import delta, digests, formats, publish, receipts, reference, sidecars, towers, verify, whole
 from g4patch.bundle import Bundle, find
 from g4patch.copying import Progress, copied, publish_copy, silent
 from g4patch.delta import Span
@@ -63,7 +63,9 @@ def _subject(model: Model, tokens: TokenFacts) -> Subject:
     if rows and (within := tokens.within(max(rows))) != tokens:
         tokens = within
         analyses = tuple(analyse(graph, tokens) for graph in model.graphs)
-    return Subject(model, tokens, analyses, bool(model.graphs and tokens.layer_width))
+    # A tower looks nothing up, nor does a model without graphs: what the configuration promises is in another model.
+    others = not all(towers.stands_alone(graph, tokens.patch_size) for graph in model.graphs)
+    return Subject(model, tokens, analyses, bool(tokens.layer_width) and others)
 
 
 def _refuse_contradiction(analyses: Sequence[GraphAnalysis], tokens: TokenFacts) -> None:

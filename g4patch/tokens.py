@@ -20,6 +20,16 @@ GEMMA4_PAD = 0
 GEMMA4 = "Gemma 4's own ids"
 FLAG = "the command line"
 
+# Sizes of the model that a source may state: fields of TokenFacts.
+_NUMBERS = (
+    "vocabulary",
+    "hidden_size",
+    "layers",
+    "layer_width",
+    "clipped_vision_layers",
+    "clipped_audio_layers",
+    "patch_size",
+)
 
 @dataclass(frozen=True)
 class Token:
@@ -35,7 +45,11 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What is known of the model's tokens and of its PLE from outside the graph. None is unknown."""
+    """What is known of the model's tokens, PLE and towers from outside the graph. None is unknown.
+
+    `clipped_vision_layers` and `clipped_audio_layers` are how many layers of clipped linears the towers have;
+    `patch_size` is the side of an image patch in pixels.
+    """
 
     image: Token
     audio: Token
@@ -45,6 +59,9 @@ class TokenFacts:
     hidden_size: int | None = None
     layers: int | None = None
     layer_width: int | None = None
+    clipped_vision_layers: int | None = None
+    clipped_audio_layers: int | None = None
+    patch_size: int | None = None
     warnings: tuple[str, ...] = ()
 
     def token(self, modality: str) -> Token:
@@ -99,7 +116,7 @@ class TokenFlags:
 
 @dataclass(frozen=True)
 class _Source:
-    """What one file says. `tokens` holds only what it mentions; `numbers` sizes of the text model."""
+    """What one file says. `tokens` holds only what it mentions; `numbers` are sizes of the model."""
 
     name: str
     tokens: Mapping[str, int | None]
@@ -121,7 +138,7 @@ def resolve(bundle: Path, flags: TokenFlags) -> TokenFacts:
             "two modalities have the same token id",
             "pass --image-token-id, --audio-token-id and --video-token-id",
         )
-    numbers = {key: _agree(key, sources) for key in ("vocabulary", "hidden_size", "layers", "layer_width")}
+    numbers = {key: _agree(key, sources) for key in _NUMBERS}
     pad = tokens["pad"].id
     warnings = tuple(
         f"{place} sets pad id {other}, {tokens['pad'].source} says {pad}: PLE uses the latter"
@@ -134,11 +151,8 @@ def resolve(bundle: Path, flags: TokenFlags) -> TokenFacts:
         audio=tokens["audio"],
         video=tokens["video"],
         pad=tokens["pad"],
-        vocabulary=numbers["vocabulary"],
-        hidden_size=numbers["hidden_size"],
-        layers=numbers["layers"],
-        layer_width=numbers["layer_width"],
         warnings=warnings,
+        **numbers,
     )
 
 
@@ -161,7 +175,7 @@ def _decide(name: str, given: Mapping[str, Token], sources: list[_Source]) -> To
 
 
 def _agree(key: str, sources: list[_Source]) -> int | None:
-    """A size of the text model: from the first source that has it."""
+    """A size of the model: from the first source that has it."""
     return next((source.numbers[key] for source in sources if key in source.numbers), None)
 
 
@@ -216,7 +230,22 @@ def _hugging_face(where: str, content: Mapping[str, Any]) -> _Source:
             "hidden_size_per_layer_input": "layer_width",
         },
     )
-    return _Source(where, tokens, numbers)
+    return _Source(where, tokens, numbers | _towers(where, content))
+
+
+def _towers(where: str, content: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of the towers; where a section leaves one out, the default of Hugging Face's `configuration_gemma4`."""
+    found: dict[str, int] = {}
+    for tower, clipped, layers in (("vision", False, 16), ("audio", True, 12)):
+        section = _section(content, f"{tower}_config")
+        if section.get("model_type") != f"gemma4_{tower}":
+            continue
+        sizes = _ints(where, section, {"num_hidden_layers": "layers", "patch_size": "patch_size"})
+        if section.get("use_clipped_linears", clipped) is True:
+            found[f"clipped_{tower}_layers"] = sizes.get("layers", layers)
+        if tower == "vision":
+            found["patch_size"] = sizes.get("patch_size", 16)
+    return found
 
 
 def _genai(where: str, content: Mapping[str, Any]) -> _Source:

@@ -46,8 +46,8 @@ class Op(StrEnum):
     expand                                               x, shape             (ONNX meaning: two-way broadcast)
     branch                                               condition, x, y      (`x` or `y` as a whole, known only in
                                                                               a run; followed, not evaluated)
-    pass                                                 x                    (rows go through, as in dequantising;
-                                                                              followed, not evaluated)
+    pass                                                 x                    (rows go through, as in quantising and
+                                                                              dequantising; followed, not evaluated)
     matmul                                               0, 1, ...            (named for recognition, not evaluated)
     opaque                                               0, 1, ...
     ===================================================  ===================  ======================================

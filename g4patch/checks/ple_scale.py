@@ -84,8 +84,8 @@ def _judge(factor: float, width: int) -> tuple[Severity | None, str]:
         return None, ""
     if is_close(factor, twice):
         message = (
-            f"the looked-up rows are multiplied by {twice:.6g}: by {wanted} twice, in the graph or in the table that it "
-            "makes. Export again with the factor in one place"
+            f"the looked-up rows are multiplied by {twice:.6g}: by {wanted} twice, behind the gather or in the table "
+            "that it reads. Export again with the factor in one place"
         )
         return Severity.ERROR, message
     settle = "`g4patch verify --reference FILE` against Hugging Face's own rows settles it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ _TENSOR = re.compile(r"tensor<((?:(?:\d+|\?)x)*)([^,<>]+(?:<[^<>]*>)?)(?:, .*)?>
 _HANDLE = re.compile(r"!coreai\.handle<(.*)>")
 _INTEGER = re.compile(r"([su]?)i(\d+)")
 _DENSE = re.compile(r"dense<(.*)> : .*", re.DOTALL)
+# Bits of one number, not those of a whole tensor, which stand in quotes.
+_BITS = re.compile(r'(?<!")\b0x[0-9A-F]+')
+# How to read the bits of a number, and what to add to them: a bfloat16 is the upper half of a float32.
+_FORMS = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
 _BLOB = re.compile(r'dense_resource<"?(.+?)"?> : .*', re.DOTALL)
 _PLAIN = frozenset(
     {
@@ -99,10 +104,20 @@ def inline(attribute: str, declared: Value) -> NDArray[Any] | None:
     match, shape, storage = _DENSE.fullmatch(attribute), _static(declared), _storage(declared.dtype)
     if match is None or storage is None or shape is None:
         return None
+    text = _BITS.sub(lambda bits: _special(bits.group(), declared.dtype or ""), match.group(1) or "[]")
     try:
-        return np.broadcast_to(np.array(json.loads(match.group(1) or "[]"), storage), shape)
+        return np.broadcast_to(np.array(json.loads(text), storage), shape)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _special(bits: str, dtype: str) -> str:
+    """A number that MLIR prints as its bits, an infinity or a NaN, in the words of JSON; the bits where it is none."""
+    form, padding = _FORMS.get(dtype, ("", ""))
+    try:
+        return json.dumps(struct.unpack(form, bytes.fromhex(bits[2:] + padding))[0])
+    except (struct.error, IndexError, ValueError):
+        return bits
 
 
 def stored(data: bytes, declared: Value) -> NDArray[Any] | None:

@@ -49,6 +49,7 @@ _ONNX: dict[str, tuple[Op, tuple[str, ...]]] = {
     "Expand": (Op.EXPAND, ("x", "shape")),
     "ConstantOfShape": (Op.EXPAND, ("shape",)),
     "DequantizeLinear": (Op.PASS, ("x", "scale", "zero_point")),
+    "QuantizeLinear": (Op.PASS, ("x", "scale", "zero_point")),
     "MatMul": (Op.MATMUL, ()),
     "Gemm": (Op.MATMUL, ()),
     "Conv": (Op.MATMUL, ()),
@@ -122,7 +123,9 @@ def meaning(
         fill = attributes["value"].t if "value" in attributes else np.zeros(1, np.float32)
         return Meaning(op, {"x": f"{output}@value", **operands}, {}, {f"{output}@value": fill})
     if op is Op.CLIP and node.op_type == "Clip" and {"min", "max"} & set(attributes):
-        return opaque
+        return _clip(attributes, operands, output)
+    if node.op_type == "QuantizeLinear":
+        return Meaning(op, operands, {"dtype": _quantised(ints, operands, values)})
     if op is Op.PASS and "output_dtype" in ints:
         return Meaning(op, operands, {"dtype": type_name(ints["output_dtype"])})
     return Meaning(op, operands)
@@ -209,6 +212,24 @@ def _reshape(
     if target is None:
         return None
     return Meaning(Op.RESHAPE, {**operands, "shape": made}, {}, {made: np.array(target, np.int64)})
+
+
+def _clip(attributes: Attributes, operands: Mapping[str, str], output: str) -> Meaning:
+    """Clip before opset 11, which takes float32 and has its bounds as attributes."""
+    read, made = dict(operands), {}
+    for operand, name in (("low", "min"), ("high", "max")):
+        if name in attributes:
+            read[operand] = f"{output}@{name}"
+            made[read[operand]] = np.array(attributes[name].f, np.float32)
+    return Meaning(Op.CLIP, read, {}, made)
+
+
+def _quantised(ints: Mapping[str, int], operands: Mapping[str, str], values: Values) -> str | None:
+    """The dtype that QuantizeLinear makes: as stated, else that of the zero point, else uint8."""
+    if ints.get("output_dtype"):
+        return type_name(ints["output_dtype"])
+    zero = values.get(operands.get("zero_point", ""))
+    return zero.dtype if zero is not None else "uint8"
 
 
 def constant(attributes: Attributes) -> NDArray[Any] | TensorProto | None:
