@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _INFINITE = 1e30
 _LARGEST_HALF = 65504.0
 
-_MISSING = "are missing: nothing clips there"
-_UNDEFINED = "are read from values that the model does not have: no runtime can load it"
-_INFINITE_ONES = "are infinite, as before a checkpoint is loaded: nothing is clipped"
-_NAN = "are NaN"
-_UNORDERED = "are not in order: the minimum is above the maximum"
-_UNREAD = "are not single stored numbers, and were not checked"
+_MISSING = "that are missing, so that nothing clips there"
+_UNDEFINED = "that are read from values which the model does not have, so that no runtime can load it"
+_ENDLESS = "that are infinite, as before a checkpoint is loaded, so that nothing is clipped"
+_NAN = "that are NaN"
+_UNORDERED = "that are not in order, the minimum above the maximum"
+_UNREAD = "that are not single stored numbers, and were not checked"
 
 _RE_EXPORT = "Export again with the bounds of the checkpoint"
 # Places of faults that a message names before it counts the rest.
@@ -52,7 +52,7 @@ def _tower(rule: Rule, graph: Graph, tower: Tower, layers: int | None) -> Iterat
     for fault, places in faults.items():
         severity = Severity.NOTE if fault == _UNREAD else rule.severity
         advice = "" if fault == _UNREAD else f". {_RE_EXPORT}"
-        message = f"{len(places)} of {4 * len(tower.sites)} bounds {fault} ({_where(tower, places)}){advice}"
+        message = f"bounds {fault}: {len(places)} of {4 * len(tower.sites)} ({_where(tower, places)}){advice}"
         nodes = dict.fromkeys(site.linear.node.address for site, _ in places)
         yield Finding(rule.id, severity, message, graph.name, tuple(nodes))
 
@@ -99,7 +99,7 @@ def _fault(graph: Graph, bound: Bound | None) -> str:
     if math.isnan(bound.number):
         return _NAN
     halves = all(graph.value(value).dtype == "float16" for value in bound.values)
-    return _INFINITE_ONES if abs(bound.number) >= (_LARGEST_HALF if halves else _INFINITE) else ""
+    return _ENDLESS if abs(bound.number) >= (_LARGEST_HALF if halves else _INFINITE) else ""
 
 
 def _is_undefined(graph: Graph, value: str) -> bool:

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import coreai, coreml, onnx_mobius, onnx_torch
+from . import coreai, coreml, onnx_mobius, onnx_torch, towers
 
 HERE = Path(__file__).resolve().parents[1]
 BUILDERS: dict[str, Callable[[Path], None]] = {
     "mobius-embedding": onnx_mobius.embedding,
     "mobius-text": onnx_mobius.text,
     "mobius-package": onnx_mobius.package,
+    "mobius-vision": onnx_mobius.vision,
+    "onnx-vision": towers.onnx,
     "onnx-stage": onnx_torch.stage,
     "onnx-right": onnx_torch.right_stage,
     "onnx-host-side": onnx_mobius.decoder,

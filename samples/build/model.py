@@ -104,14 +104,14 @@ class Tiny:
             attn_implementation="eager",
         )
 
-    def build(self) -> Gemma4ForConditionalGeneration:
-        """The float32 model with every parameter redrawn from the seed.
+    def build(self, config: Gemma4Config | None = None) -> Gemma4ForConditionalGeneration:
+        """The float32 model, or one of another config, with every parameter redrawn from the seed.
 
         Hugging Face's own initialisation will not do: it zeroes the pad row of both tables (a
         trained Gemma 4 has a pad row like any other, and here it must be told from a row of
         zeros) and leaves the norms at one.
         """
-        model = Gemma4ForConditionalGeneration(self.config()).eval()
+        model = Gemma4ForConditionalGeneration(config or self.config()).eval()
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad():
             for name, parameter in sorted(model.named_parameters()):

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from . import towers
 from .model import IDENTITY_EXPECTED, Tiny, hf_numbers, write_reference, write_whole_reference
 
 # mobius masks audio ids only where the config has an audio tower.
@@ -28,7 +29,7 @@ TINY = Tiny(towers=True)
 _from_pretrained = AutoConfig.from_pretrained
 
 
-def _load_config(*args: object, **kwargs: object) -> PreTrainedConfig:
+def load_config(*args: object, **kwargs: object) -> PreTrainedConfig:
     """``AutoConfig.from_pretrained`` for a reader of two flat attributes.
 
     mobius reads ``head_dim`` and ``global_head_dim`` from the text config, as older versions of
@@ -41,15 +42,17 @@ def _load_config(*args: object, **kwargs: object) -> PreTrainedConfig:
     return config
 
 
-def _build(model: PreTrainedModel) -> mobius.ModelPackage:
-    """Runs mobius on a saved checkpoint."""
+def _build(model: PreTrainedModel, lost: str = "_tower.") -> mobius.ModelPackage:
+    """Runs mobius on a saved checkpoint without the weights whose names contain ``lost``.
+
+    mobius' audio tower cannot be as small as ours.
+    """
     logging.getLogger("mobius").setLevel(logging.ERROR)  # it warns of the towers' lost weights
     transformers.utils.logging.disable_progress_bar()
-    # The towers are not part of any sample, and mobius' audio tower cannot be this small.
-    weights = {k: v for k, v in model.state_dict().items() if "_tower." not in k}
+    weights = {k: v for k, v in model.state_dict().items() if lost not in k}
     with tempfile.TemporaryDirectory() as checkpoint:
         model.save_pretrained(checkpoint, state_dict=weights)
-        with patch.object(AutoConfig, "from_pretrained", _load_config):
+        with patch.object(AutoConfig, "from_pretrained", load_config):
             return mobius.build(checkpoint)
 
 
@@ -110,6 +113,14 @@ def package(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as written:
         write_ort_genai_config(exported, written)
         shutil.copy(Path(written) / "genai_config.json", folder)
+
+
+def vision(folder: Path) -> None:
+    """mobius' vision encoder of a model whose bounds were never loaded: Hugging Face's infinite ones."""
+    config = towers.config()
+    folder.mkdir(parents=True)
+    config.to_json_file(folder / "config.json", use_diff=False)
+    _keep(_build(TINY.build(config), lost="audio_tower."), ["vision_encoder"], folder)
 
 
 def text(folder: Path) -> None:
