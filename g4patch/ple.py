@@ -147,6 +147,9 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
         for item in [*found, *_factors(graph, found, scaled)]
     )
     known = [*(item[0] for item in found), *(item[0] for item in embeddings)]
+    selects = (select for _, _, downstream in embeddings for select in downstream.selects)
+    features = {recognise.behind_views(graph, recognise.other_branch(select)) for select in selects}
+    suspects = (node for node in _suspects(graph, known, others, lookups, tokens) if node.output not in features)
     hosts = () if lookups else tuple(v.name for v in graph.inputs if recognise.is_host_side(graph, v, tokens))
     return GraphAnalysis(
         graph,
@@ -154,7 +157,7 @@ def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
         splices,
         tuple(node for node, *_ in embeddings),
         # A graph that is handed its PLE rows does not look them up: what else it gathers is not PLE.
-        () if hosts else tuple(_suspects(graph, known, others, lookups, tokens)),
+        () if hosts else tuple(suspects),
         hosts,
     )
 

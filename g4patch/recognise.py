@@ -65,21 +65,23 @@ def open_gathers(graph: Graph, tokens: TokenFacts) -> Iterator[tuple[Node, froze
             yield node, roots
 
 
-def _is_input(graph: Graph, value: str) -> bool:
+def behind_views(graph: Graph, value: str) -> str:
+    """What a value is before casts, reshapes and the like."""
     node = graph.producer(value)
     while node is not None and node.op in VIEW_OPS:
         value = node.operands["x"]
         node = graph.producer(value)
-    return graph.input(value) is not None
+    return value
+
+
+def _is_input(graph: Graph, value: str) -> bool:
+    return graph.input(behind_views(graph, value)) is not None
 
 
 def _is_stored(graph: Graph, value: str, entries: int) -> bool:
-    node = graph.producer(value)
-    while node is not None and node.op in VIEW_OPS:
-        value = node.operands["x"]
-        node = graph.producer(value)
-    shape = graph.value(value).shape or ()
-    return node is None and graph.input(value) is None and max((size or 0 for size in shape), default=0) >= entries
+    value = behind_views(graph, value)
+    is_made = graph.producer(value) is not None or graph.input(value) is not None
+    return not is_made and max((size or 0 for size in graph.value(value).shape or ()), default=0) >= entries
 
 
 def _made_of_integers(graph: Graph, value: str) -> frozenset[str]:
@@ -168,11 +170,7 @@ def other_branch(select: Select) -> str:
 
 def handed_in(graph: Graph, name: str, width: int) -> str:
     """The graph input of rows of this width that a value is, perhaps cast or reshaped; "" if it is none."""
-    node = graph.producer(name)
-    while node is not None and node.op in VIEW_OPS:
-        name = node.operands["x"]
-        node = graph.producer(name)
-    value = graph.input(name)
+    value = graph.input(behind_views(graph, name))
     fits = value is not None and value.shape is not None and value.shape[-1:] == (width,)
     return value.name if value is not None and fits else ""
 

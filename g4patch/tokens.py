@@ -18,6 +18,8 @@ MODALITIES = ("image", "audio", "video")
 GEMMA4_MEDIA = {"image": 258880, "audio": 258881, "video": 258884}
 GEMMA4_PAD = 0
 GEMMA4 = "Gemma 4's own ids"
+# Gemma 3n's placeholders lie beyond its PLE table. It has none for video, and Gemma 4's id for that is text there.
+_GEMMA3N: dict[str, int | None] = {"image": 262145, "audio": 262273, "video": None}
 FLAG = "the command line"
 
 # Sizes of the model that a source may state: fields of TokenFacts.
@@ -216,9 +218,10 @@ def _tokens(where: str, content: Mapping[str, Any], keys: Mapping[str, str]) -> 
 
 
 def _hugging_face(where: str, content: Mapping[str, Any]) -> _Source:
-    """`config.json` of a Gemma 4 checkpoint: the text model may be nested or the whole file."""
+    """`config.json` of a Gemma 4 or 3n checkpoint: the text model may be nested or the whole file."""
     text = _section(content, "text_config") or content
-    tokens = _tokens(where, content, {f"{name}_token_id": name for name in MODALITIES})
+    tokens = dict(_GEMMA3N) if content.get("model_type") in ("gemma3n", "gemma3n_text") else {}
+    tokens |= _tokens(where, content, {f"{name}_token_id": name for name in MODALITIES})
     tokens |= _tokens(where, text, {"pad_token_id": "pad"})
     numbers = _ints(
         where,

@@ -1,6 +1,7 @@
 """Which row each token id reads, and what is to be said of it.
 
-"What is right" is Hugging Face's `Gemma4Model.forward`: media ids read the pad row, every other id its own.
+"What is right" is Hugging Face's `Gemma4Model.forward`: media ids read the pad row, every other id its own. Gemma 3n's
+model says the same of a table with fewer rows than there are ids: those beyond it read row 0.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Judgement:
 
     `masked` are media ids that read the pad row, `missing` those that read their own; `clobbered` are ids that read a
     wrong row, `zeroed` media ids whose rows are overwritten with a constant after the lookup. `reason` is set where
-    `row_map` could not be made or trusted.
+    `row_map` could not be made or trusted, and where it says why ids are wrong.
     """
 
     verdict: Verdict
@@ -116,21 +117,32 @@ def judge(row_map: RowMap, zeroed: Ids, tokens: TokenFacts, rows: int) -> Judgem
     media, pad = list(tokens.media.values()), tokens.pad_id
     text = row_map.between(0, tokens.vocabulary or rows)
     text_ids = text.ids[~np.isin(text.ids, media)]
-    offset = _offset(row_map.take(text_ids) - text_ids)
-    wrong = text_ids[(row_map.take(text_ids) != text_ids + offset) | np.isin(text_ids, zeroed)]
+    offset = _offset(text_ids[text_ids < rows], row_map)
+    # Gemma 3n has more ids than rows; those beyond read the pad row.
+    right = np.where(text_ids < rows, text_ids, pad) + offset
+    wrong = text_ids[(row_map.take(text_ids) != right) | np.isin(text_ids, zeroed)]
     rows_read = {token: row_map.row(token) for token in media}
     masked = tuple(token for token, row in rows_read.items() if row == pad + offset)
     missing = tuple(token for token, row in rows_read.items() if row == token + offset and token not in masked)
     clobbered = (*(token for token in media if token not in masked + missing), *wrong.tolist())
     zeroed_media = sorted(set(media) & set(zeroed.tolist()))
     verdict = _verdict(missing, clobbered, zeroed_media, tokens)
-    return Judgement(verdict, row_map, masked, missing, clobbered, tuple(zeroed_media))
+    reason = _reason(clobbered, rows, pad)
+    return Judgement(verdict, row_map, masked, missing, clobbered, tuple(zeroed_media), reason)
 
 
-def _offset(differences: Ids) -> int:
+def _offset(ids: Ids, row_map: RowMap) -> int:
     """A table may hold its rows shifted by a constant; 0 where the differences are not all the same."""
+    differences = row_map.take(ids) - ids
     first = int(differences[0]) if len(differences) else 0
     return first if np.all(differences == first) else 0
+
+
+def _reason(clobbered: Sequence[int], rows: int, pad: int) -> str:
+    """Why ids are wrong, where it is that they are more than the table has rows."""
+    if clobbered and min(clobbered) >= rows:
+        return f"ids from {rows} on have no row of their own and should read row {pad}"
+    return ""
 
 
 def _verdict(

@@ -19,7 +19,14 @@ import onnx_ir
 import torch
 from coreai_torch import TorchConverter, get_decomp_table
 from torch import Tensor, nn
-from transformers import AutoConfig, Gemma4ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    Gemma3nConfig,
+    Gemma3nTextConfig,
+    Gemma3nTextModel,
+    Gemma4ForConditionalGeneration,
+    PreTrainedConfig,
+)
 
 from . import towers
 from .coreml import convert
@@ -114,15 +121,71 @@ def coreml_scale_twice(folder: Path) -> None:
 
 
 def onnx_e2b(folder: Path) -> None:
-    """mobius' embedding model with E2B's table, 262,144 x 8,960, in a data file without contents."""
-    tiny = Tiny(vocab=262_144, layers=35, ple_dim=256, towers=True)
+    """mobius' embedding model with E2B's table, 262,144 x 8,960."""
+    config = Tiny(vocab=262_144, layers=35, ple_dim=256, towers=True).config()
+    config.architectures = ["Gemma4ForConditionalGeneration"]
+    _mobius(folder, config, "embedding")
+
+
+# Gemma 3n in small: placeholders and markers lie beyond the 320 rows of the PLE table.
+_GEMMA3N = {
+    "vocab_size": 336,
+    "vocab_size_per_layer_input": 320,
+    "hidden_size": 16,
+    "hidden_size_per_layer_input": 8,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+    "num_kv_shared_layers": 0,
+    "activation_sparsity_pattern": [0.0] * 3,
+    "laurel_rank": 4,
+    "pad_token_id": 0,
+}
+
+
+class _Gemma3n(nn.Module):
+    """The PLE part of Hugging Face's Gemma 3n: ``inputs_embeds`` [B,S,H], ``input_ids`` [B,S] -> [B,S,L,D]."""
+
+    def __init__(self, model: Gemma3nTextModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs_embeds: Tensor, input_ids: Tensor) -> Tensor:
+        return self.model.project_per_layer_inputs(inputs_embeds, self.model.get_per_layer_inputs(input_ids))
+
+
+def gemma_3n(folder: Path) -> None:
+    """Hugging Face's own code, whose range mask is right for Gemma 3n."""
+    text = Gemma3nTextConfig(**_GEMMA3N)
+    ids = torch.tensor([[2, 7, 321, 335, 319, 0, 9, 8]])
+    torch.onnx.export(
+        _Gemma3n(Gemma3nTextModel(text).eval()),
+        (torch.zeros(1, 8, 16), ids),
+        folder / "model.onnx",
+        dynamo=False,
+        opset_version=17,
+        input_names=["inputs_embeds", "input_ids"],
+    )
+    Gemma3nConfig(text_config=text, image_token_id=321, audio_token_id=335).to_json_file(folder / "config.json")
+
+
+def gemma_3n_mobius(folder: Path) -> None:
+    """mobius' text model of Gemma 3n, which has no range mask."""
+    config = Gemma3nTextConfig(**_GEMMA3N)
+    config.architectures = ["Gemma3nForCausalLM"]
+    _mobius(folder, config, "model")
+
+
+def _mobius(folder: Path, config: PreTrainedConfig, component: str) -> None:
+    """One model of mobius' package for a config, without weights: its data file has no contents."""
     with tempfile.TemporaryDirectory() as checkpoint:
-        config = tiny.config()
-        config.architectures = ["Gemma4ForConditionalGeneration"]
         config.save_pretrained(checkpoint)
         with patch.object(AutoConfig, "from_pretrained", load_config):
             package = mobius.build(checkpoint, load_weights=False)
-    model, size = package["embedding"], 0
+    model, size = package[component], 0
     for weight in model.graph.initializers.values():
         if weight.const_value is None:
             assert weight.name is not None
@@ -149,6 +212,8 @@ BUNDLES: tuple[Callable[[Path], None], ...] = (
     onnx_scale_missing,
     coreml_scale_twice,
     onnx_e2b,
+    gemma_3n,
+    gemma_3n_mobius,
 )
 
 
