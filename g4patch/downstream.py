@@ -177,7 +177,9 @@ def _concatenated(graph: Graph, rows: _Rows, node: Node, found: _Found) -> _Rows
     if rank is not None and not -rank <= axis < rank:
         return None
     axis = axis % rank if rank is not None else axis
-    if rows.stacked is not None and axis == rows.stacked:
+    # Parts that are looked up: Gemma 3n's AltUp stacks the token embedding with projections of it.
+    looked_up = not any(_behind_matmul(graph, value) for value in node.operands.values())
+    if rows.stacked is not None and axis == rows.stacked and looked_up:
         found.tail = found.tail or (count, rows.width)
         return replace(rows, width=count * rows.width, stacked=None)
     widths = [_width(graph, value) for value in node.operands.values()]

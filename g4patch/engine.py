@@ -121,8 +121,12 @@ def _edited(subject: Subject, finding: Finding) -> Finding:
 
 
 def _is_stuck(report: Report) -> bool:
-    """Whether an error somewhere in a folder cannot be mended: all of its models are, or none."""
-    return any(not report.mends(finding) for finding in report.remaining)
+    """Whether an error somewhere in a folder cannot be mended: all of its models are, or none.
+
+    What its rule never mends, such as a tower's lost bounds, is another fault and holds nothing up.
+    """
+    mending = {rule.id for rule in find_rules() if rule.fix != "none"}
+    return any(finding.rule in mending and not report.mends(finding) for finding in report.remaining)
 
 
 def _rules(options: Options) -> tuple[Rule, ...]:

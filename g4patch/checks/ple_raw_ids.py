@@ -80,15 +80,18 @@ def _unfixable(rule: Rule, lookup: Lookup, tokens: TokenFacts) -> Finding:
         Verdict.ZERO_ROW: f"puts zeros instead of the pad row for {_some(judgement.zeroed)}",
     }
     message = f"the PLE lookup {lookup.gather.address} {reads.get(lookup.verdict, 'is not understood')}"
+    withheld = _NO_FIX[lookup.verdict]
     if judgement.reason:
         message = f"{message}: {judgement.reason}"
+    if judgement.reason and lookup.verdict is Verdict.CLOBBERED:
+        withheld = "export again with a mask of the ids outside the table: these are too many to name one by one"
     return Finding(
         rule.id,
         rule.severity,
         message,
         lookup.graph,
         (lookup.gather.address,),
-        withheld=_NO_FIX[lookup.verdict],
+        withheld=withheld,
     )
 
 
