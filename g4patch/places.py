@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +89,15 @@ def place_for_widening(
         if graph.value(name).dtype in dtypes and _holds(graph, name, ids_input, shape, ids):
             return name, use
     return "no value beside the condition holds the token ids"
+
+
+def condition_path(graph: Graph, splice: Splice) -> Iterator[str]:
+    """The addresses of the nodes from a splice back to its condition: where widening it redirects a use."""
+    yield splice.node.address
+    value = splice.node.operands["condition"]
+    while value != splice.condition and (node := graph.producer(value)) is not None:
+        yield node.address
+        value = node.operands["x"]
 
 
 def _holds(graph: Graph, value: str, ids_input: str, shape: tuple[int, ...], ids: Ids) -> bool:

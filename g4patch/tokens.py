@@ -33,6 +33,7 @@ _NUMBERS = (
     "patch_size",
 )
 
+
 @dataclass(frozen=True)
 class Token:
     """A token id and who says so. An `id` of None: the source says that the model lacks this modality."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from g4patch import compare, formats, recognise, whole
 from g4patch.cone import NotAMap, constants, map_ids
 from g4patch.edits import Plan
+from g4patch.places import condition_path
 from g4patch.ple import Lookup
 from g4patch.reference import Reference
 from g4patch.report import Check, Status, Subject
@@ -43,9 +44,13 @@ def verify_patch(
     with ThreadPoolExecutor(max_workers=1) as pool:
         # A validator may be a process of its own that takes seconds: it runs beside the other checks.
         validated = pool.submit(_validated, before, after)
-        others = (row_map(before, after), differential(before, after), _reference(before, after, reference))
-        judged = whole.gates_of(before, after, reference, limits)
-        return (structure(before, after, plan, validated.result()), *others, *judged)
+        others = (
+            row_map(before, after, plan),
+            differential(before, after, plan),
+            _reference(before, after, reference),
+            *whole.gates_of(before, after, reference, limits),
+        )
+        return (structure(before, after, plan, validated.result()), *others)
 
 
 def verify_bundle(
@@ -135,14 +140,15 @@ def _signature(subject: Subject) -> list[Any]:
     return [(a.graph.name, a.graph.inputs, a.graph.outputs) for a in subject.analyses]
 
 
-def row_map(before: Subject, after: Subject) -> Check:
+def row_map(before: Subject, after: Subject, plan: Plan) -> Check:
     """Every id, before and after: media ids read the pad row now, every other id the row it read before.
 
-    Of splices and of the token embedding, too, every id: a splice may gain media and PAD rows, nothing else may change.
+    Where the plan edits no lookup, all ids read what they read before. Of splices and of the token embedding, too,
+    every id: a splice may gain media and PAD rows, nothing else may change.
     """
     if before.model.host_table is not None:
         return Check("row map", Status.SKIPPED, "a host looks this table up: which row an id reads is not known")
-    pairs = list(_pairs(before, after))
+    pairs, edited = list(_pairs(before, after)), _edits_lookups(before, plan)
     if not pairs:
         return Check("row map", Status.SKIPPED, "there is no lookup in the graph")
     problems: list[str] = []
@@ -152,7 +158,7 @@ def row_map(before: Subject, after: Subject) -> Check:
         if new is None:
             problems.append(f"{where}the lookup {old.gather.address} is gone")
             continue
-        problems += [where + line for line in _map_problems(old, new, before.tokens)]
+        problems += [where + line for line in _map_problems(old, new, before.tokens, edited)]
         compared += len(new.judgement.row_map.ids) if new.judgement.row_map else 0
     problems += _splice_problems(before, after)
     problems += _embedding_problems(before, after)
@@ -160,8 +166,20 @@ def row_map(before: Subject, after: Subject) -> Check:
         problems.append("lookups appeared or disappeared")
     if problems:
         return Check("row map", Status.FAILED, problems[0], tuple(problems))
-    media = len(before.tokens.media)
-    return Check("row map", Status.PASSED, f"{compared:,} ids: {media} -> pad row, all others as before")
+    done = f"{len(before.tokens.media)} -> pad row, all others as before" if edited else "all as before"
+    return Check("row map", Status.PASSED, f"{compared:,} ids: {done}")
+
+
+def _edits_lookups(before: Subject, plan: Plan) -> bool:
+    """Whether a plan does more to the graphs than to change what splices take. All lookups are mended then."""
+    at_splices = {
+        (analysis.graph.name, address)
+        for analysis in before.analyses
+        for splice in analysis.splices
+        for address in condition_path(analysis.graph, splice)
+    }
+    redirects = [(edit.graph, redirect.use.node) for edit in plan.graph_edits for redirect in edit.redirects]
+    return not at_splices.issuperset(redirects)
 
 
 def _splice_problems(before: Subject, after: Subject) -> Iterator[str]:
@@ -211,14 +229,18 @@ def _pairs(before: Subject, after: Subject) -> Iterator[tuple[Lookup, Lookup | N
             yield lookup, new.get((lookup.graph, lookup.gather.address))
 
 
-def _map_problems(old: Lookup, new: Lookup, tokens: TokenFacts) -> Iterator[str]:
-    if new.verdict is not Verdict.PATCHED:
+def _map_problems(old: Lookup, new: Lookup, tokens: TokenFacts, edited: bool) -> Iterator[str]:
+    if new.verdict is not (Verdict.PATCHED if edited else old.verdict):
         yield f"the lookup is {new.verdict} after the edit" + (
             f": {new.judgement.reason}" if new.judgement.reason else ""
         )
     before, after = old.judgement.row_map, new.judgement.row_map
     if before is None or after is None:
         yield "the rows that are read could not be evaluated"
+        return
+    if not edited:
+        if not (np.array_equal(before.ids, after.ids) and np.array_equal(before.rows, after.rows)):
+            yield "ids read other rows, and the plan edits no lookup"
         return
     media = list(tokens.media.values())
     pad_row = before.row(tokens.pad_id)
@@ -237,13 +259,15 @@ def _reached_by_mask(before: RowMap, media: Sequence[int]) -> Ids:
     return reached
 
 
-def differential(before: Subject, after: Subject) -> Check:
+def differential(before: Subject, after: Subject, plan: Plan) -> Check:
     """Run the lookups of both models: what comes out is, bit for bit, the rows that the row maps say."""
     if before.model.host_table is not None and after.model.host_table is not None:
         return _rows(before.model.host_table, after.model.host_table, before.tokens)
     pairs = list(_pairs(before, after))
     if not pairs:
         return Check("differential", Status.SKIPPED, "there is no lookup to run")
+    edited = _edits_lookups(before, plan)
+    masked = list(before.tokens.media.values()) if edited else []
     problems: list[str] = []
     rows = 0
     runtime = ""
@@ -255,7 +279,7 @@ def differential(before: Subject, after: Subject) -> Check:
             fmt = formats.of(before.model)
             was, now = fmt.probe(before.model, old.graph), fmt.probe(after.model, new.graph)
             ids = _ids_to_run(before, after, old, new)
-            problems += _output_problems(was, now, old, new, before.tokens, ids)
+            problems += _output_problems(was, now, old, new, masked, before.tokens.pad_id, ids)
             rows += len(ids)
             runtime = now.runtime
     except Unavailable as unavailable:
@@ -263,11 +287,8 @@ def differential(before: Subject, after: Subject) -> Check:
             return Check("differential", Status.SKIPPED, unavailable.reason)
     if problems:
         return Check("differential", Status.FAILED, problems[0], tuple(problems))
-    return Check(
-        "differential",
-        Status.PASSED,
-        f"{rows:,} rows on {runtime}: media rows are the pad row, all others unchanged, bit for bit",
-    )
+    said = "media rows are the pad row, all others unchanged" if edited else "all unchanged"
+    return Check("differential", Status.PASSED, f"{rows:,} rows on {runtime}: {said}, bit for bit")
 
 
 def _rows(old: HostTable, new: HostTable, tokens: TokenFacts) -> Check:
@@ -290,11 +311,14 @@ def _rows(old: HostTable, new: HostTable, tokens: TokenFacts) -> Check:
     return Check("differential", Status.PASSED, said)
 
 
-def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: TokenFacts, ids: Ids) -> Iterator[str]:
+def _output_problems(
+    was: Probe, now: Probe, old: Lookup, new: Lookup, masked: Sequence[int], pad_id: int, ids: Ids
+) -> Iterator[str]:
+    """What is wrong with the rows that come out. `masked` are the ids that read the pad row now."""
     if old.judgement.row_map is None or new.judgement.row_map is None:
         yield "the rows that are read could not be evaluated"
         return
-    media = np.isin(ids, list(tokens.media.values()))
+    media = np.isin(ids, masked)
     before, after = was.lookup(old.ids_input, old.output, ids), now.lookup(new.ids_input, new.output, ids)
     if before.dtype != after.dtype or before.shape != after.shape:
         yield f"the lookup's output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}"
@@ -304,13 +328,13 @@ def _output_problems(was: Probe, now: Probe, old: Lookup, new: Lookup, tokens: T
         return
     own = was.table(old.index, old.output, old.judgement.row_map.take(ids))
     expected = was.table(old.index, old.output, new.judgement.row_map.take(ids))
-    pad_row = old.judgement.row_map.row(tokens.pad_id)
+    pad_row = old.judgement.row_map.row(pad_id)
     pad = was.table(old.index, old.output, np.array([pad_row], np.int64))
     yield from _unequal(ids, before, own, "the unpatched lookup does not read the row it should")
     yield from _unequal(ids, after, expected, "the lookup does not read the row it should")
     yield from _unequal(ids[media], after[media], np.repeat(pad, int(media.sum()), 0), "it is not the pad row")
     yield from _unequal(ids[~media], after[~media], before[~media], "a row that is not media changed")
-    fixed = np.isin(ids, old.judgement.missing)
+    fixed = np.isin(ids, old.judgement.missing) & media
     same = [
         int(token) for token, equal in zip(ids[fixed], _equal_rows(before[fixed], after[fixed]), strict=True) if equal
     ]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from g4patch import Options, check, engine, fix, revert
-from g4patch.report import Outcome, Report, Severity
+from g4patch import Options, check, engine, fix, formats, revert, verify
+from g4patch.edits import Plan
+from g4patch.report import Report, Severity, Status
 from g4patch.view import Graph
 from tests.conftest import SAMPLES, Copy, models, sample, tree
 
@@ -21,6 +22,7 @@ SPLICE = ("splice-misses-rows", Severity.ERROR)
 STAGE = [RAW, SPLICE]
 EXPECTED: dict[str, dict[str, list[tuple[str, Severity]]]] = {
     "mobius-embedding": {"model.onnx": [RAW]},  # its splice takes computed features
+    "mobius-package": {"embedding/model.onnx": [RAW], "decoder/model.onnx": [], "genai_config.json": []},
     "mobius-text": {"model.onnx": [RAW]},  # nothing is spliced
     "mobius-vision": {"model.onnx": [("clip-bounds", Severity.ERROR)]},
     "onnx-host-side": {"model.onnx": []},
@@ -41,20 +43,20 @@ NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/config.json"))
 
 def said(report: Report) -> dict[str, list[tuple[str, Severity]]]:
     return {
-        model.subject.model.path.name: [(found.rule, found.severity) for found in model.findings]
+        (path.name if path == report.path else path.relative_to(report.path).as_posix()): sorted(
+            (found.rule, found.severity) for found in model.findings
+        )
         for model in report.models
+        for path in [model.subject.model.path]
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_findings(name: str) -> None:
-    found = said(check(sample(name)))
-    functions = {"coreml-multifunction": 2, "coreai-multifunction": 2}.get(name, 1)
-    stage = [finding for finding in STAGE for _ in range(functions)]
-    wanted = {path.name: EXPECTED.get(name, {}).get(path.name, stage) for path in models(SAMPLES / name)}
-    assert {model: sorted(findings) for model, findings in found.items()} == {
-        model: sorted(findings) for model, findings in wanted.items()
-    }
+    functions = 2 if name.endswith("multifunction") else 1
+    stage = sorted(finding for finding in STAGE for _ in range(functions))
+    paths = [path.relative_to(SAMPLES / name).as_posix() for path in models(SAMPLES / name)]
+    assert said(check(sample(name))) == {**dict.fromkeys(paths, stage), **EXPECTED.get(name, {})}
 
 
 def test_the_table_names_samples() -> None:
@@ -62,7 +64,8 @@ def test_the_table_names_samples() -> None:
 
 
 # One of each format with both faults; the others of a format are edited by the same code.
-BOTH = ["onnx-fp16", "coreml-cast16", "coreai-stage"]
+SLOW = pytest.mark.slow
+BOTH = ["onnx-fp16", pytest.param("coreml-cast16", marks=SLOW), pytest.param("coreai-stage", marks=SLOW)]
 RULES = ("ple-raw-ids", "splice-misses-rows")
 
 
@@ -125,3 +128,16 @@ def test_fixes_in_any_order_give_the_same_graph_and_are_undone_one_by_one(bundle
         assert tree(bundle.parent) == between
         revert(bundle)
         assert tree(bundle.parent) == original
+
+
+@pytest.mark.parametrize("bundle", BOTH, indirect=True)
+def test_a_plan_for_the_splice_alone_leaves_the_lookup_alone(bundle: Path) -> None:
+    """With `--select splice-misses-rows` the lookup must read what it read: a file in which it does not is refused."""
+    report = check(bundle)
+    model, both = report.subject.model, report.plan
+    alone = Plan(tuple(edit for edit in both.graph_edits if edit.rule == RULES[1]))
+    for written, wrong in ((alone, set()), (both, {"structure", "row map", "differential"})):
+        staged = {target: target.with_name(f"{len(written.edits)} {target.name}") for target in model.replaced}
+        formats.of(model).write(model, written, staged)
+        checks = verify.verify_patch(report.subject, engine.open_model(bundle, staged=staged), alone)
+        assert {found.name for found in checks if found.status is Status.FAILED} == wrong
