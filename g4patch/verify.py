@@ -140,10 +140,10 @@ def _signature(subject: Subject) -> list[Any]:
     return [(a.graph.name, a.graph.inputs, a.graph.outputs) for a in subject.analyses]
 
 
-def row_map(before: Subject, after: Subject, plan: Plan) -> Check:
+def row_map(before: Subject, after: Subject, plan: Plan | None = None) -> Check:
     """Every id, before and after: media ids read the pad row now, every other id the row it read before.
 
-    Where the plan edits no lookup, all ids read what they read before. Of splices and of the token embedding, too,
+    Where a plan edits no lookup, all ids read what they read before. Of splices and of the token embedding, too,
     every id: a splice may gain media and PAD rows, nothing else may change.
     """
     if before.model.host_table is not None:
@@ -170,8 +170,13 @@ def row_map(before: Subject, after: Subject, plan: Plan) -> Check:
     return Check("row map", Status.PASSED, f"{compared:,} ids: {done}")
 
 
-def _edits_lookups(before: Subject, plan: Plan) -> bool:
-    """Whether a plan does more to the graphs than to change what splices take. All lookups are mended then."""
+def _edits_lookups(before: Subject, plan: Plan | None) -> bool:
+    """Whether a plan does more to the graphs than to change what splices take. All lookups are mended then.
+
+    Without a plan they are expected to be.
+    """
+    if plan is None:
+        return True
     at_splices = {
         (analysis.graph.name, address)
         for analysis in before.analyses
@@ -259,7 +264,7 @@ def _reached_by_mask(before: RowMap, media: Sequence[int]) -> Ids:
     return reached
 
 
-def differential(before: Subject, after: Subject, plan: Plan) -> Check:
+def differential(before: Subject, after: Subject, plan: Plan | None = None) -> Check:
     """Run the lookups of both models: what comes out is, bit for bit, the rows that the row maps say."""
     if before.model.host_table is not None and after.model.host_table is not None:
         return _rows(before.model.host_table, after.model.host_table, before.tokens)

@@ -194,8 +194,8 @@ def test_wrong_fixes_are_caught(kind: str, elsewhere: bool, tmp_path: Path) -> N
         after = engine.open_model(path, staged=staged)
     after = type(after)(after.model, before.tokens, (), host_rows=after.host_rows)
     assert verify.structure(before, after, plan).status is Status.FAILED
-    # The rows alone tell, too.
-    assert verify.differential(before, after, plan).status is Status.FAILED
+    # Without the plan to compare with, the rows alone tell.
+    assert verify.differential(before, after).status is Status.FAILED
 
 
 def test_a_byte_elsewhere_is_seen_in_a_copy(tmp_path: Path) -> None:
