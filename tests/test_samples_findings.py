@@ -29,6 +29,7 @@ EXPECTED: dict[str, dict[str, list[tuple[str, Severity]]]] = {
     "onnx-identity-262144": {"model.onnx": [RAW]},  # the lookup alone
     "onnx-right": {"model.onnx": []},
     "onnx-vision": {"model.onnx": []},
+    "coreml-two-stage": {"stage_1.mlpackage": []},  # its per-layer inputs come from the first stage
     "coreai-two-stage": {
         # What the later stage is handed are no embeddings.
         "stage_1.aimodel": [
