@@ -231,11 +231,25 @@ def _write_and_verify(
     ]
     before = [model.subject for model in models]
     after = [model.mended or model.subject for model in models]
+    models = [
+        replace(model, checks=(*model.checks, _found_again(model, said, options.unsafe))) if model.mended else model
+        for model, said in zip(models, _findings(after, options), strict=True)
+    ]
     chain_too = "chain" in options.required
     together = whole.checks(
         bundle.path, bundle.models, before, after, given[bundle.path], options.gates, chain_too=chain_too
     )
     return _with_required(replace(report, models=tuple(models), whole=together))
+
+
+def _found_again(model: ModelReport, said: Sequence[Finding], unsafe: bool) -> Check:
+    """Whether the rules would mend again what the plan has mended. `said` is what they say of the model as written."""
+    mended = {edit.rule for edit in model.plan.edits}
+    again = [found for found in said if found.rule in mended and found.edits and (unsafe or not found.unsafe)]
+    if again:
+        return Check("rules", Status.FAILED, f"{again[0].rule} finds again: {again[0].message}")
+    rules = sorted({found.rule for found in model.findings} & mended)
+    return Check("rules", Status.PASSED, f"{', '.join(rules)}: nothing is left to mend")
 
 
 def _mend(

@@ -60,7 +60,7 @@ def test_fix_in_place(copy: Copy, tmp_path: Path) -> None:
     (model,) = one["models"]
     assert (model["verdict"], model["verdict_after"]) == ("raw", "patched")
     assert model["token_ids"]["image"] == {"id": 310, "source": "config.json"}
-    assert [check["status"] for check in model["checks"]] == ["passed"] * 4
+    assert [check["status"] for check in model["checks"]] == ["passed"] * 5
     assert [layer["found"]["delta_norm"] for layer in model["checks"][3]["layers"]] == [0, 0, 0]
     receipt = json.loads((bundle.with_name("model.onnx.g4patch") / "0001" / "receipt.json").read_text())
     assert model["plan"] == receipt["models"][0]["plan"]

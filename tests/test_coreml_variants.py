@@ -159,7 +159,7 @@ def mended(request: pytest.FixtureRequest, variants: Path) -> Path:
         report = fix(bundle)
         assert (report.outcome, report.exit_code) == (Outcome.FIXED, 0), report.checks
         assert [(result.name, result.status) for result in report.checks] == [
-            (name, Status.PASSED) for name in ("structure", "row map", "differential", "reference")
+            (name, Status.PASSED) for name in ("structure", "row map", "differential", "reference", "rules")
         ]
     return bundle
 

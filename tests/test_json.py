@@ -53,7 +53,7 @@ def test_fix_and_verify(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     (report,) = document(capsys, "fix", str(bundle))["reports"]
     assert (planned["outcome"], report["outcome"]) == ("would fix", "fixed")
     assert planned["models"][0]["plan"] == report["models"][0]["plan"]
-    assert [check["status"] for check in report["models"][0]["checks"]] == ["passed"] * 4
+    assert [check["status"] for check in report["models"][0]["checks"]] == ["passed"] * 5
     assert report["publication"]["target"] == str(bundle)
     (report,) = document(capsys, "verify", str(bundle))["reports"]
     assert report["outcome"] == "nothing to fix"

@@ -165,7 +165,7 @@ def test_receipt_says_what_was_done(copy: Copy) -> None:
     (model,) = receipt["models"]
     assert model["token_ids"]["image"] == {"id": 310, "source": "config.json"}
     assert model["plan"] == {"sha256": report.plan.digest, "nodes_added": 12, "uses_redirected": 2}
-    assert [check["status"] for check in model["checks"]] == ["passed"] * 4
+    assert [check["status"] for check in model["checks"]] == ["passed"] * 5
     assert [finding["rule"] for finding in model["findings"]] == ["ple-raw-ids", "splice-misses-rows"]
     assert receipt["files"][0]["sha256"] == tree(bundle.parent)["model.onnx"]
 

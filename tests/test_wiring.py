@@ -14,7 +14,8 @@ from g4patch import Options, check, engine, fix, formats, revert, verify
 from g4patch.configs import read
 from g4patch.edits import ConfigSet, Plan
 from g4patch.errors import BundleError, EditError
-from g4patch.report import Finding, Outcome, Report, Status
+from g4patch.formats import genai
+from g4patch.report import Check, Finding, Outcome, Report, Status
 from tests.conftest import SAMPLES, tree
 
 ONLY = Options(select=frozenset({"per-layer-inputs-unwired"}))
@@ -125,6 +126,20 @@ def test_a_wrong_entry_is_caught(package: Path, tmp_path: Path) -> None:
         formats.of(before.model).write(before.model, Plan((ConfigSet("", path, "per_layer_inputs"),)), staged)
         after = engine.open_model(before.model.path, staged=staged)
         assert verify.structure(before, after, model.plan).status is Status.FAILED
+
+
+def test_a_fix_after_which_the_rule_still_finds_the_fault_is_not_published(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(package, FED)
+    before = tree(package)
+    passed = (Check("structure", Status.PASSED, "not looked at in this test"),)
+    monkeypatch.setattr(verify, "verify_patch", lambda *_: passed)
+    monkeypatch.setattr(genai, "write", lambda model, plan, staged: shutil.copy(model.path, staged[model.path]))
+    report = fix(package, ONLY)
+    assert (report.outcome, report.exit_code) == (Outcome.CHECK_FAILED, 3)
+    assert [(check.name, check.status) for check in report.checks][1:] == [("rules", Status.FAILED)]
+    assert tree(package) == before
 
 
 def test_a_plan_that_has_no_place_is_refused(package: Path, tmp_path: Path) -> None:
