@@ -17,10 +17,19 @@ class Select:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What rows stand for: (what is stored - `zero_point`) * `scale`."""
+
+    scale: float
+    zero_point: float
+
+
+@dataclass(frozen=True)
 class Downstream:
     """What becomes of rows on their way to the layers.
 
-    `scale` is the product of the scalars they are multiplied with, None where paths disagree. `tail` is the (L, D) of
+    `scale` is the product of the scalars they are multiplied with, None where paths disagree; `summed` what they stand
+    for where they are added up, dequantised, None where that is not known. `tail` is the (L, D) of
     the reshape, or of the concatenation of L parts. `sum` is what they are added up to with a projection, `output` the
     graph output that they reach. `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant,
     `selects` against other rows. `factors` are gathers by which each row is scaled or shifted on its own.
@@ -34,13 +43,15 @@ class Downstream:
     zeroing: tuple[Select, ...]
     selects: tuple[Select, ...]
     factors: tuple[Node, ...] = ()
+    summed: Numbers | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
     """Rows at one point of their way: the scalars so far, the elements in one, the rank where it is known.
 
-    `stacked` is an axis of size 1 that was put in for the parts to be concatenated along.
+    `stacked` is an axis of size 1 that was put in for the parts to be concatenated along. `line` is the (a, b) by which
+    the rows are what is stored times a plus b, None where that is not known.
     """
 
     value: str
@@ -48,6 +59,14 @@ class _Rows:
     rank: int | None
     scale: float = 1.0
     stacked: int | None = None
+    line: tuple[float, float] | None = (1.0, 0.0)
+
+    def times(self, factor: float) -> _Rows:
+        line = (self.line[0] * factor, self.line[1] * factor) if self.line is not None else None
+        return replace(self, scale=self.scale * factor, line=line)
+
+    def plus(self, number: float) -> _Rows:
+        return replace(self, line=(self.line[0], self.line[1] + number) if self.line is not None else None)
 
 
 @dataclass
@@ -56,6 +75,7 @@ class _Found:
 
     tail: tuple[int, int] | None
     scales: set[float] = field(default_factory=set)
+    lines: set[tuple[float, float] | None] = field(default_factory=set)
     sum: str | None = None
     output: str | None = None
     masks: list[tuple[Node, str]] = field(default_factory=list)
@@ -78,6 +98,8 @@ def follow(graph: Graph, start: str, width: int, tail: tuple[int, int] | None = 
             found.output = rows.value
             found.scales.add(rows.scale)
         for use, node in graph.consumers(rows.value):
+            if node.op is Op.SHAPE:
+                continue
             onward = _onward(graph, rows, use, node, table, found)
             if onward is None:
                 found.scales.add(rows.scale)
@@ -93,7 +115,14 @@ def follow(graph: Graph, start: str, width: int, tail: tuple[int, int] | None = 
         tuple(found.zeroing),
         tuple(found.selects),
         tuple(found.factors.values()),
+        _numbers(found.lines),
     )
+
+
+def _numbers(lines: set[tuple[float, float] | None]) -> Numbers | None:
+    """What rows stand for that all sums get alike."""
+    line = lines.pop() if len(lines) == 1 else None
+    return Numbers(line[0], -line[1] / line[0] + 0.0) if line is not None and line[0] else None
 
 
 def _onward(graph: Graph, rows: _Rows, use: Use, node: Node, table: Table | None, found: _Found) -> _Rows | None:
@@ -103,7 +132,7 @@ def _onward(graph: Graph, rows: _Rows, use: Use, node: Node, table: Table | None
         for operand in ("scale", "zero_point"):
             _note_factor(graph, node.operands.get(operand, ""), table, found)
         found.tail = found.tail or reshape_tail(graph, node, rows.width)
-        return _viewed(graph, rows, node)
+        return _viewed(graph, _dequantised(graph, rows, node) if node.op is Op.PASS else rows, node)
     if node.op is Op.BRANCH and use.operand != "condition":
         return rows
     if node.op is Op.SLICE and use.operand == "x" and found.tail is None:
@@ -111,7 +140,11 @@ def _onward(graph: Graph, rows: _Rows, use: Use, node: Node, table: Table | None
     if node.op is Op.CONCAT:
         return _concatenated(graph, rows, node, found)
     if node.op is Op.MUL and (number := graph.scalar(other)) is not None:
-        return replace(rows, scale=rows.scale * number)
+        return rows.times(number)
+    if node.op in (Op.ADD, Op.SUB) and use.operand == "x" and (number := graph.scalar(other)) is not None:
+        return rows.plus(-number if node.op is Op.SUB else number)
+    if node.op is Op.ADD and (number := graph.scalar(other)) is not None:
+        return rows.plus(number)
     if node.op in (Op.MUL, Op.ADD, Op.SUB) and use.operand in ("x", "y") and _note_factor(graph, other, table, found):
         return rows
     if node.op is Op.MUL and _is_function_of_integers(graph, other):
@@ -123,7 +156,16 @@ def _onward(graph: Graph, rows: _Rows, use: Use, node: Node, table: Table | None
         return rows
     if node.op is Op.ADD and _behind_matmul(graph, other):
         found.sum = node.output
+        found.lines.add(rows.line)
     return None
+
+
+def _dequantised(graph: Graph, rows: _Rows, node: Node) -> _Rows:
+    """Rows behind a node that dequantises them by one scale; `scale` stays that of the product with sqrt(D)."""
+    factor = graph.scalar(node.operands.get("scale", ""))
+    zero = graph.scalar(node.operands["zero_point"]) if "zero_point" in node.operands else 0
+    line = None if factor is None or zero is None else rows.plus(-zero).times(factor).line
+    return replace(rows, line=line)
 
 
 def _table_of(graph: Graph, rows: str) -> Table | None:

@@ -39,6 +39,10 @@ class RowPart:
 class HostTable:
     """A PLE table that a host looks up. `parts` are all tensors that hold something for each row, such as scales.
 
+    `scale`, `zero_point` and `embed_scale` are what the file states, None what it does not: a code stands for
+    (code - zero_point) * scale, which is what the model's table holds times `embed_scale`. `scaled_by_host`: hosts of
+    this layout multiply rows by sqrt(D) themselves.
+
     `zero` is the byte of which a row that stands for zeros consists, in the first part. `staged` holds bytes that are
     to be read in place of those in a file, by where a row begins in it.
     """
@@ -46,6 +50,10 @@ class HostTable:
     table: Table
     parts: tuple[RowPart, ...]
     zero: int = 0
+    scale: float | None = None
+    zero_point: int | None = None
+    embed_scale: float | None = None
+    scaled_by_host: bool = False
     staged: Mapping[Path, Mapping[int, bytes]] = field(default_factory=dict)
 
     def read(self, part: RowPart, row: int) -> bytes:

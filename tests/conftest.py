@@ -36,7 +36,8 @@ def sample(name: str) -> Path:
 
 def models(folder: Path) -> list[Path]:
     """The models of a sample, at any depth."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".onnx", ".mlpackage", ".aimodel"))
+    suffixes = (".onnx", ".mlpackage", ".aimodel", "_ple.safetensors")
+    return sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes))
 
 
 def numbers(bundle: Path, run: str = "media") -> tuple[Arrays, Arrays]:

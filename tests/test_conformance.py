@@ -49,7 +49,8 @@ EXPECTED = {
     "coreai-multifunction": Expected(Verdict.RAW),
     "coreai-state": Expected(Verdict.RAW),
 }
-SEVERAL_MODELS = {"coreai-two-stage", "coreml-two-stage", "mobius-package"}  # see test_stages.py, test_chain.py
+# See test_stages.py, test_chain.py, test_contracts.py.
+SEVERAL_MODELS = {"coreai-two-stage", "coreml-two-stage", "mobius-package", "host-ple"}
 TOWERS = {"mobius-vision", "onnx-vision"}  # see test_towers.py
 FAULTY = [name for name, expected in EXPECTED.items() if expected.verdict in (Verdict.RAW, Verdict.PARTIAL)]
 RIGHT = [name for name in EXPECTED if name not in FAULTY]

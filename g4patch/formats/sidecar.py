@@ -68,7 +68,8 @@ def _safetensors(path: Path) -> HostTable:
         with path.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
             header = json.loads(raw.read(length))
-        zero = int(metadata.get("ple_zero_point", 0))
+        stated = {name: _number(metadata, f"ple_{name}") for name in ("scale", "zero_point")}
+        stated["embed_scale"] = _number(metadata, "embed_scale")
     except (SafetensorError, ValueError) as error:
         raise BundleError(f"{path} is not a sidecar: {error}", "was the copy interrupted?") from error
     header.pop("__metadata__", None)
@@ -84,8 +85,27 @@ def _safetensors(path: Path) -> HostTable:
         for name in names
         if header[name]["shape"][:1] == [rows]
     ]
-    scale = "one scale" if "ple_scale" in metadata else "no scale"
-    return _host_table(path, parts, rows, _DTYPES.get(header[largest]["dtype"], header[largest]["dtype"]), zero, scale)
+    scale = "one scale" if stated["scale"] is not None else "no scale"
+    table = _host_table(path, parts, rows, _DTYPES.get(header[largest]["dtype"], header[largest]["dtype"]), scale)
+    zero_point = stated["zero_point"]
+    return replace(
+        table,
+        scale=stated["scale"],
+        zero_point=None if zero_point is None else int(zero_point),
+        embed_scale=stated["embed_scale"],
+        zero=int(zero_point or 0) % 256,
+    )
+
+
+def _number(metadata: Mapping[str, str], name: str) -> float | None:
+    """A number that the metadata states in text. Raises ValueError where it is none that can be meant."""
+    text = metadata.get(name)
+    if text is None:
+        return None
+    number = float(text)
+    if not (number.is_integer() if name.endswith("zero_point") else 0 < number < math.inf):
+        raise ValueError(f"{name} is {text}")
+    return number
 
 
 # safetensors' names for dtypes, and the bytes of an element.
@@ -110,17 +130,18 @@ def _pair(path: Path) -> HostTable:
             "was a copy interrupted?",
         )
     parts = [RowPart(path.name, path, 0, size // rows), RowPart(name, scales, 0, dtype.itemsize)]
-    return _host_table(path, parts, rows, "int8", 0, "")
+    # CoreML-LLM's host multiplies by sqrt(D); what the hosts of the other layout do is not stated anywhere.
+    return replace(_host_table(path, parts, rows, "int8", ""), scaled_by_host=path.suffix.lower() == ".bin")
 
 
-def _host_table(path: Path, parts: Sequence[RowPart], rows: int, dtype: str, zero: int, scale: str) -> HostTable:
+def _host_table(path: Path, parts: Sequence[RowPart], rows: int, dtype: str, scale: str) -> HostTable:
     if dtype not in _WIDTHS:
         raise BundleError(f"{path}: {parts[0].name} is {dtype}", "sidecars hold 8-bit integers or floats")
     scales = "a scale a row" if len(parts) > 1 else scale
     quantisation = f"{dtype} with {scales}" if _WIDTHS[dtype] == 1 else ""
     stored = sum(part.size for part in parts) * rows
     shape = (rows, parts[0].size // _WIDTHS[dtype])
-    return HostTable(Table(parts[0].name, shape, dtype, path.name, stored, quantisation), tuple(parts), zero % 256)
+    return HostTable(Table(parts[0].name, shape, dtype, path.name, stored, quantisation), tuple(parts))
 
 
 def _host(model: Model) -> HostTable:

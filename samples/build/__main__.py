@@ -36,6 +36,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "coreai-multifunction": coreai.multifunction,
     "coreai-state": coreai.state,
     "coreai-two-stage": coreai.two_stage,
+    "host-ple": coreai.host_ple,
 }
 
 

@@ -7,7 +7,9 @@ import torch
 from coreai.authoring import AIProgram
 from coreai_opt.coreai_utils import DType, palettize_weights, quantize_weights
 from coreai_torch import TorchConverter, get_decomp_table
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import Gemma4ForConditionalGeneration
 
 from .model import (
     IDENTITY_EXPECTED,
@@ -19,6 +21,7 @@ from .model import (
     StatefulStage,
     Tiny,
     hf_numbers,
+    run_layers,
     run_tensors,
     write_reference,
 )
@@ -189,3 +192,59 @@ def _llm_metadata(tiny: Tiny) -> dict[str, object]:
         "language": {"vocab_size": tiny.vocab, "max_context_length": 64},
         "vision": {"image_token_id": tiny.ids.image},
     }
+
+
+class HostStage(nn.Module):
+    """A stage that is handed its PLE rows: ``hidden_states`` [B,S,H], ``ple_embeddings`` int8 [B,S,L*D] and
+    ``position_ids`` [B,S] -> ``hidden_states`` [B,S,H] after all layers.
+
+    ``scale`` is that of the rows, with sqrt(D) in it; their zero point is 0.
+    """
+
+    def __init__(self, model: Gemma4ForConditionalGeneration, scale: float) -> None:
+        super().__init__()
+        self.language = model.model.language_model
+        text = model.config.text_config
+        self.rows = (text.num_hidden_layers, text.hidden_size_per_layer_input)
+        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("zero_point", torch.tensor(0.0))
+
+    def forward(self, hidden_states: Tensor, ple_embeddings: Tensor, position_ids: Tensor) -> Tensor:
+        rows = (ple_embeddings.to(hidden_states.dtype) - self.zero_point) * self.scale
+        identity = rows.reshape(*rows.shape[:2], *self.rows)
+        per_layer = self.language.project_per_layer_inputs(hidden_states, identity)
+        return run_layers(self.language, hidden_states, per_layer, position_ids)
+
+
+def host_ple(folder: Path) -> None:
+    """A bundle folder: a stage, float16, static [1,8], and the table that its host reads PLE rows from.
+
+    The table is int8, symmetric, with one scale for all of it that sqrt(D) is folded into, as the metadata of its
+    file says.
+    """
+    tiny = Tiny()
+    model = tiny.build()
+    folder.mkdir(parents=True)
+    tiny.config().to_json_file(folder / "config.json", use_diff=False)
+    table, embed_scale = model.model.language_model.embed_tokens_per_layer.weight.detach(), tiny.ple_dim**0.5
+    scale = (table.abs().max() * embed_scale / 127).item()
+    codes = torch.round(table * embed_scale / scale).to(torch.int8)
+    metadata = {"embed_scale": str(embed_scale), "ple_scale": str(scale), "ple_zero_point": "0", "dtype": "SI8"}
+    sidecar = folder / "stage_ple.safetensors"
+    save_file({"embed_tokens_per_layer": codes}, sidecar, metadata=metadata)
+    sidecar.chmod(0o644)  # safetensors writes files that only their owner can read
+    ids = tiny.prompts(8)["media"]
+    inputs = {
+        "hidden_states": hf_numbers(model, ids)["inputs_embeds"].half(),
+        "ple_embeddings": codes[ids],
+        "position_ids": torch.arange(8).int().unsqueeze(0),
+    }
+    program = torch.export.export(HostStage(model, scale).half(), (), inputs).run_decompositions(get_decomp_table())
+    converter = _release()
+    converter.add_exported_program(program, input_names=list(inputs), output_names=["hidden_states_out"])
+    converter.to_coreai().save_asset(folder / "stage.aimodel")
+    named = {
+        "assets": {"main": "stage.aimodel"},
+        "auxiliary_assets": {"per_layer_embeddings": sidecar.name},
+    }
+    (folder / "metadata.json").write_text(json.dumps(_llm_metadata(tiny) | named, indent=2) + "\n")

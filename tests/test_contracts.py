@@ -1,0 +1,186 @@
+"""What models of a bundle hand each other: faults put into bundles that are right are named, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from g4patch import check, engine, fix
+from g4patch.downstream import Numbers, follow
+from g4patch.errors import BundleError
+from g4patch.report import Finding, Outcome
+from g4patch.verdicts import Verdict
+from tests.conftest import SAMPLES, tree
+
+SIDECAR = "stage_ple.safetensors"
+
+
+def said(folder: Path, rule: str) -> list[Finding]:
+    return [finding for finding in check(folder).findings if finding.rule == rule]
+
+
+@pytest.fixture
+def host_ple(tmp_path: Path) -> Path:
+    """A stage with its sidecar, which agree."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(SAMPLES / "host-ple", folder)
+    return folder
+
+
+def restate(folder: Path, **stated: str | None) -> None:
+    """State other numbers in the sidecar, or none: the graph then has the wrong ones."""
+    with safe_open(folder / SIDECAR, framework="np") as file:
+        metadata = {**file.metadata(), **stated}
+    tensors = load_file(folder / SIDECAR)
+    save_file(tensors, folder / SIDECAR, {key: text for key, text in metadata.items() if text is not None})
+
+
+def stated_scale(folder: Path) -> float:
+    with safe_open(folder / SIDECAR, framework="np") as file:
+        return float(file.metadata()["ple_scale"])
+
+
+def test_the_sample_agrees_and_its_media_rows_are_mended(host_ple: Path) -> None:
+    before = tree(host_ple)
+    assert said(host_ple, "sidecar-contract") == []
+    report = fix(host_ple)
+    assert report.outcome is Outcome.FIXED
+    verdicts = {model.subject.model.path.name: model.subject.verdict for model in check(host_ple).models}
+    assert verdicts == {"stage.aimodel": Verdict.HOST_SIDE, SIDECAR: Verdict.PATCHED}
+    assert {path for path, digest in tree(host_ple).items() if before.get(path) != digest and path in before} == {
+        SIDECAR
+    }
+
+
+def test_the_graph_dequantises_with_the_scale_of_the_file(host_ple: Path) -> None:
+    """As float16 rounds it, and with the zero point that the module subtracts."""
+    (analysis,) = engine.open_model(host_ple / "stage.aimodel").analyses
+    assert analysis.host_inputs == ("ple_embeddings",)
+    found = follow(analysis.graph, "ple_embeddings", 24).summed
+    assert found == Numbers(float(np.float16(stated_scale(host_ple))), 0.0)
+
+
+def off_by(factor: float) -> Callable[[Path], None]:
+    return lambda folder: restate(folder, ple_scale=str(stated_scale(folder) / factor))
+
+
+def other_table(rows: NDArray[Any]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        with safe_open(folder / SIDECAR, framework="np") as file:
+            save_file({"embed_tokens_per_layer": rows}, folder / SIDECAR, file.metadata())
+
+    return write
+
+
+def metadata(name: object, place: str = "auxiliary_assets") -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        content = json.loads((folder / "metadata.json").read_text())
+        del content["auxiliary_assets"]
+        content[place] = {"per_layer_embeddings": name}
+        (folder / "metadata.json").write_text(json.dumps(content))
+
+    return write
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "twice": (off_by(8**0.5), "sqrt(8) is applied twice"),
+    "not applied": (off_by(8**-0.5), "sqrt(8) is not applied"),
+    "another scale": (off_by(1.003), "frozen for another table"),
+    "embed scale": (lambda folder: restate(folder, embed_scale="1"), "sqrt(8) is not applied"),
+    "zero point": (lambda folder: restate(folder, ple_zero_point="-3"), "states ple_zero_point -3"),
+    "width": (other_table(np.ones((320, 32), np.int8)), "the sidecar is off, the configuration says 3 layers of 8"),
+    "dtype": (other_table(np.ones((320, 24), np.float16)), "are float16"),
+    "signed": (other_table(np.ones((320, 24), np.uint8)), "are uint8"),
+    "lost": (lambda folder: (folder / SIDECAR).unlink(), f"names {SIDECAR}"),
+    "renamed": (metadata("other_ple.safetensors"), "names other_ple.safetensors"),
+    "older place": (metadata("other_ple.safetensors", "assets"), "names other_ple.safetensors"),
+    "outside": (metadata(f"../{SIDECAR}"), f"names ../{SIDECAR}"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_named(name: str, host_ple: Path) -> None:
+    harm, words = FAULTS[name]
+    shutil.copy(host_ple / SIDECAR, host_ple.parent)  # outside of the bundle it is of no use
+    harm(host_ple)
+    (finding,) = said(host_ple, "sidecar-contract")
+    assert words in finding.message
+    assert finding.edits == ()
+    assert check(host_ple).exit_code == 1
+
+
+def without_embed_scale(folder: Path) -> None:
+    restate(folder, embed_scale=None)
+
+
+def not_folded(folder: Path) -> None:
+    """What the graph multiplies by is ple_scale * sqrt(8), and nothing says that ple_scale has sqrt(8) in it."""
+    restate(folder, embed_scale=None, ple_scale=str(stated_scale(folder) / 8**0.5))
+
+
+def without_scale(folder: Path) -> None:
+    restate(folder, ple_scale=None, ple_zero_point=None)
+
+
+def called_otherwise(folder: Path) -> None:
+    metadata(None)(folder)
+    (folder / SIDECAR).rename(folder / "x_ple.safetensors")
+
+
+RIGHT: dict[str, Callable[[Path], None]] = {
+    # With what float16 makes of the graph's number, still within two roundings.
+    "rounded": off_by(1.0003),
+    "embed_scale not stated": without_embed_scale,
+    "sqrt(D) not folded": not_folded,
+    "nothing stated": without_scale,
+    "metadata that names no file": metadata({"file": "other_ple.safetensors"}),
+    "no metadata": lambda folder: (folder / "metadata.json").unlink(),
+    "called otherwise": called_otherwise,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_or_not_known_is_not_named(name: str, host_ple: Path) -> None:
+    RIGHT[name](host_ple)
+    assert said(host_ple, "sidecar-contract") == []
+
+
+def test_one_of_several_tables(host_ple: Path) -> None:
+    """The one that is called after the model counts; of others nobody knows which is meant."""
+    metadata(None)(host_ple)
+    other_table(np.ones((320, 32), np.int8))(host_ple)
+    shutil.copy(host_ple / SIDECAR, host_ple / "x_ple.safetensors")
+    assert len(said(host_ple, "sidecar-contract")) == 1
+    (host_ple / SIDECAR).rename(host_ple / "y_ple.safetensors")
+    assert said(host_ple, "sidecar-contract") == []
+
+
+def test_each_graph_is_compared(host_ple: Path) -> None:
+    off_by(2)(host_ple)
+    shutil.copytree(host_ple / "stage.aimodel", host_ple / "other.aimodel")
+    assert len(said(host_ple, "sidecar-contract")) == 2
+    (host_ple / SIDECAR).unlink()
+    assert len(said(host_ple, "sidecar-contract")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *[("ple_scale", text) for text in ("", "x", "nan", "inf", "0", "-1", "1e999")],
+        *[("embed_scale", text) for text in ("16,0", "nan", "0")],
+        *[("ple_zero_point", text) for text in ("0.5", "nan", "inf", "zero")],
+    ],
+)
+def test_numbers_that_are_none_are_refused(name: str, text: str, host_ple: Path) -> None:
+    restate(host_ple, **{name: text})
+    with pytest.raises(BundleError, match="is not a sidecar"):
+        check(host_ple)
