@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -19,6 +20,8 @@ from g4patch.downstream import Numbers, follow
 from g4patch.errors import BundleError
 from g4patch.report import Finding, Outcome
 from g4patch.verdicts import Verdict
+from g4patch.view import Value
+from g4patch.wiring import Handover
 from tests.conftest import SAMPLES, tree
 
 SIDECAR = "stage_ple.safetensors"
@@ -184,3 +187,137 @@ def test_numbers_that_are_none_are_refused(name: str, text: str, host_ple: Path)
     restate(host_ple, **{name: text})
     with pytest.raises(BundleError, match="is not a sidecar"):
         check(host_ple)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """mobius' package, whose models fit together."""
+    folder = tmp_path / "package"
+    shutil.copytree(SAMPLES / "mobius-package", folder)
+    return folder
+
+
+def test_what_mobius_exports_fits_together(package: Path) -> None:
+    assert said(package, "stage-boundary-mismatch") == []
+
+
+def graph(role: str, change: Callable[[onnx.GraphProto], None]) -> Callable[[Path], None]:
+    """Change what a model declares, with onnx. Its weights stay where they are."""
+
+    def harm(folder: Path) -> None:
+        model = onnx.load(folder / role / "model.onnx", load_external_data=False)
+        change(model.graph)
+        onnx.save(model, folder / role / "model.onnx")
+
+    return harm
+
+
+def named(values: Sequence[onnx.ValueInfoProto], name: str) -> onnx.ValueInfoProto:
+    (found,) = [value for value in values if value.name == name]
+    return found
+
+
+def to_half(graph: onnx.GraphProto) -> None:
+    named(graph.input, "inputs_embeds").type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+
+def to_truth_values(graph: onnx.GraphProto) -> None:
+    named(graph.input, "image_features").type.tensor_type.elem_type = onnx.TensorProto.BOOL
+
+
+def without_batch(graph: onnx.GraphProto) -> None:
+    del named(graph.output, "per_layer_inputs").type.tensor_type.shape.dim[0]
+
+
+def wider(graph: onnx.GraphProto) -> None:
+    named(graph.output, "per_layer_inputs").type.tensor_type.shape.dim[2].dim_value = 32
+
+
+def of_eight_rows(graph: onnx.GraphProto) -> None:
+    for name in ("inputs_embeds", "per_layer_inputs"):
+        named(graph.input, name).type.tensor_type.shape.dim[1].dim_value = 8
+
+
+def renamed(graph: onnx.GraphProto) -> None:
+    old = named(graph.output, "inputs_embeds")
+    for node in graph.node:
+        node.output[:] = ["embeds" if name == old.name else name for name in node.output]
+        node.input[:] = ["embeds" if name == old.name else name for name in node.input]
+    old.name = "embeds"
+
+
+def entry(*path: str, name: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        content = json.loads((folder / "genai_config.json").read_text())
+        *above, last = path
+        place = content["model"]
+        for key in above:
+            place = place[key]
+        place[last] = name
+        (folder / "genai_config.json").write_text(json.dumps(content, indent=4))
+
+    return harm
+
+
+WIRED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "dtype": (graph("decoder", to_half), "takes inputs_embeds (float16 [?, ?, 16]): they differ in dtype"),
+    "rank": (graph("embedding", without_batch), "they differ in rank"),
+    "width": (graph("embedding", wider), "puts out per_layer_inputs (float32 [?, ?, 32]), and the decoder"),
+    "renamed": (graph("embedding", renamed), "the embedding model has no output of that name"),
+    "another name": (entry("decoder", "inputs", "inputs_embeds", name="embeds"), "the decoder model has no input"),
+    "no such layer": (entry("decoder", "outputs", "present_key_names", name="present.%d.k"), "no output of that name"),
+}
+
+
+@pytest.mark.parametrize("name", WIRED)
+def test_what_does_not_fit_is_named(name: str, package: Path) -> None:
+    harm, words = WIRED[name]
+    harm(package)
+    (finding,) = said(package, "stage-boundary-mismatch")
+    assert words in finding.message
+    assert finding.edits == ()
+
+
+def test_what_a_tower_puts_out_is_compared(package: Path) -> None:
+    """A vision model that puts out features of its own, against an embedding model that was declared to take a mask."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 20]>
+        tower (float[N,16] pixel_values, int64[N,2] pixel_position_ids) => (float[N,16] image_features)
+        { image_features = Relu(pixel_values) }
+    """
+    (package / "vision_encoder").mkdir()
+    onnx.save(onnx.parser.parse_model(text), package / "vision_encoder" / "model.onnx")
+    assert said(package, "stage-boundary-mismatch") == []
+    graph("embedding", to_truth_values)(package)
+    (finding,) = said(package, "stage-boundary-mismatch")
+    assert "the vision model puts out image_features (float32 [?, 16])" in finding.message
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        graph("decoder", of_eight_rows),
+        entry("decoder", "inputs", "position_ids", name="positions"),
+        entry("decoder", "filename", name="elsewhere/model.onnx"),
+        # The other rule says so, and mends it.
+        entry("embedding", "outputs", "per_layer_inputs", name="ple"),
+    ],
+    ids=["a static decoder", "positions", "a model that is not here", "another rule's"],
+)
+def test_what_fits_or_is_not_known_is_not_named(harm: Callable[[Path], None], package: Path) -> None:
+    harm(package)
+    assert said(package, "stage-boundary-mismatch") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "differences"),
+    [
+        (Value("a"), Value("a", "float16", (1, 8, 16)), ()),
+        (Value("a", "bool", (1, 8)), Value("a", "float16", None), ("dtype",)),
+        (Value("a", "int8", (None, 8, 16)), Value("a", "int8", (1, None, 16)), ()),
+        (Value("a", None, (1, 8, 16)), Value("a", "int8", (2, 8, 24)), ("dimension 0", "width")),
+        (Value("a", "int8", (8, 16)), Value("a", "uint8", (1, 8, 16)), ("dtype", "rank")),
+    ],
+)
+def test_two_ends(given: Value, taken: Value, differences: tuple[str, ...]) -> None:
+    assert Handover("one", given, "the other", taken).differences == differences

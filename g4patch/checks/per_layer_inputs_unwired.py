@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from g4patch.configs import Config
 from g4patch.edits import ConfigSet
 from g4patch.report import Finding, Subject
+from g4patch.wiring import model_of
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule
@@ -21,7 +22,7 @@ def check(rule: Rule, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Fi
     """One finding for each configuration whose decoder takes per-layer inputs that it does not wire."""
     for subject in subjects:
         config = subject.model.config
-        decoder = _model(subject, subjects, "decoder")
+        decoder = model_of(subject, subjects, "decoder")
         if config is None or decoder is None:
             continue
         for name in (name for analysis in decoder.analyses for name in analysis.host_inputs):
@@ -29,16 +30,7 @@ def check(rule: Rule, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Fi
                 path for path in (_FED, _TAKEN) if path[:2] in _present(config) and not _names(config, path, name)
             ]
             if missing:
-                yield subject, _finding(rule, subject, _model(subject, subjects, "embedding"), name, missing)
-
-
-def _model(config: Subject, subjects: Sequence[Subject], role: str) -> Subject | None:
-    """The model that a configuration gives a role to, if it is in the bundle."""
-    if config.model.config is None:
-        return None
-    filename = config.model.config.section("model", role).get("filename")
-    place = config.model.path.parent / filename if isinstance(filename, str) else None
-    return next((subject for subject in subjects if subject.model.path == place), None)
+                yield subject, _finding(rule, subject, model_of(subject, subjects, "embedding"), name, missing)
 
 
 def _present(config: Config) -> list[tuple[str, ...]]:
