@@ -38,7 +38,7 @@ def whole(asset: Path, feeds: Mapping[str, NDArray[Any]], output: str = "hidden_
     """An output of the function `main` for one prompt, or a state after it; states start empty."""
     with tempfile.TemporaryDirectory() as folder:
         for name, array in feeds.items():
-            np.save(f"{folder}/{name}.npy", array if name == "hidden_states" else array.astype(np.int32))
+            np.save(f"{folder}/{name}.npy", array.astype(np.int32) if array.dtype == np.int64 else array)
         subprocess.run([sys.executable, "-c", _RUN, asset, folder, output, *feeds], check=True)
         result: NDArray[Any] = np.load(f"{folder}/{output}.npy")
     return result

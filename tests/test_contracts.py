@@ -22,6 +22,7 @@ from g4patch.report import Finding, Outcome
 from g4patch.verdicts import Verdict
 from g4patch.view import Value
 from g4patch.wiring import Handover
+from tests import apple_runtime
 from tests.conftest import SAMPLES, tree
 
 SIDECAR = "stage_ple.safetensors"
@@ -321,3 +322,38 @@ def test_what_fits_or_is_not_known_is_not_named(harm: Callable[[Path], None], pa
 )
 def test_two_ends(given: Value, taken: Value, differences: tuple[str, ...]) -> None:
     assert Handover("one", given, "the other", taken).differences == differences
+
+
+def test_the_mended_sample_computes_what_hugging_face_does(host_ple: Path) -> None:
+    """On Apple's runtime, by a host that looks raw ids up; the numbers lie beside another sample of this model."""
+    tensors = load_file(SAMPLES / "coreai-multifunction" / "stage.aimodel.reference.safetensors")
+    given, right = ("media, 8 rows/input/", "media, 8 rows/expected/")
+    ids = tensors[f"{given}input_ids"]
+    identity, wanted = tensors[f"{right}per_layer_identity"], tensors[f"{right}hidden_states_out"]
+    media = np.isin(ids[0], [310, 311, 314])
+    assert 0 < media.sum() < len(media)
+
+    def rows() -> NDArray[np.int8]:
+        codes: NDArray[np.int8] = load_file(host_ple / SIDECAR)["embed_tokens_per_layer"][ids]
+        return codes
+
+    def off() -> NDArray[np.float32]:
+        """By row: how far the identity is off, in steps of the codes, and the stage's output."""
+        steps = np.abs(rows() - identity.reshape(rows().shape) / stated_scale(host_ple)).max(2)[0]
+        feeds: dict[str, NDArray[Any]] = {
+            "hidden_states": tensors[f"{given}hidden_states"].astype(np.float16),
+            "ple_embeddings": rows(),
+            "position_ids": tensors[f"{given}position_ids"].astype(np.int32),
+        }
+        output = apple_runtime.whole(host_ple / "stage.aimodel", feeds)
+        return np.stack([steps, np.abs(output - wanted).max(2)[0]])
+
+    # Codes are rounded to half a step. For the output the bound of the float16 samples: half a step is 6e-3 more.
+    half_step, bound = 0.5 + 1e-4, 2e-1
+    raw = off()
+    assert (raw[0] <= half_step).tolist() == (~media).tolist()
+    assert raw[1, media].min() > bound
+    fix(host_ple)
+    mended = off()
+    assert mended[0].max() <= half_step
+    assert mended[1].max() <= bound
