@@ -29,10 +29,10 @@ class Downstream:
     """What becomes of rows on their way to the layers.
 
     `scale` is the product of the scalars they are multiplied with, None where paths disagree; `summed` what they stand
-    for where they are added up, dequantised, None where that is not known. `tail` is the (L, D) of
-    the reshape, or of the concatenation of L parts. `sum` is what they are added up to with a projection, `output` the
-    graph output that they reach. `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant,
-    `selects` against other rows. `factors` are gathers by which each row is scaled or shifted on its own.
+    for where they are added up, dequantised, None where that is not known. `tail` is the (L, D) of the reshape, or of
+    the concatenation of L parts. `sum` is what they are added up to with a projection, `output` the graph output that
+    they reach. `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant, `selects` against
+    other rows. `factors` are gathers by which each row is scaled or shifted on its own.
     """
 
     scale: float | None

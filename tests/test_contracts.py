@@ -107,6 +107,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "lost": (lambda folder: (folder / SIDECAR).unlink(), f"names {SIDECAR}"),
     "renamed": (metadata("other_ple.safetensors"), "names other_ple.safetensors"),
     "older place": (metadata("other_ple.safetensors", "assets"), "names other_ple.safetensors"),
+    "a name that is too long": (metadata("x" * 5000), "no such file"),
     "outside": (metadata(f"../{SIDECAR}"), f"names ../{SIDECAR}"),
 }
 

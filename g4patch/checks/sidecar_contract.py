@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from g4patch import configs
 from g4patch.downstream import Downstream, follow, is_integer
-from g4patch.ple import GraphAnalysis
 from g4patch.report import Finding, Subject
 from g4patch.sidecars import HostTable
 from g4patch.tokens import TokenFacts
-from g4patch.view import Value
+from g4patch.view import Graph, Value
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule
@@ -41,12 +40,12 @@ def check(rule: Rule, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Fi
             continue
         host = _table(subject, subjects, name)
         if host is not None:
-            for analysis, value, rows in inputs:
+            for graph, value, rows in inputs:
                 for message in _differences(value, rows, host, subject.tokens):
-                    yield subject, Finding(rule.id, rule.severity, message, analysis.graph.name)
+                    yield subject, Finding(rule.id, rule.severity, message, graph.name)
 
 
-def _inputs(subject: Subject) -> Iterator[tuple[GraphAnalysis, Value, Downstream]]:
+def _inputs(subject: Subject) -> Iterator[tuple[Graph, Value, Downstream]]:
     """The inputs by which a host hands in rows of the table, and what becomes of these.
 
     What an earlier model hands on is summed already; rows of a table are codes, or are summed here.
@@ -54,16 +53,16 @@ def _inputs(subject: Subject) -> Iterator[tuple[GraphAnalysis, Value, Downstream
     for analysis in subject.analyses:
         for name in analysis.host_inputs:
             value = analysis.graph.value(name)
-            shape = value.shape or ()
-            tail = _pair(shape[-2:]) if len(shape) == 4 and shape[-2] != 1 else None
-            rows = follow(analysis.graph, name, math.prod(tail or _pair((1, *shape[-1:])) or (0,)), tail)
+            rows = _followed(analysis.graph, value)
             if is_integer(value) or rows.sum is not None:
-                yield analysis, value, rows
+                yield analysis.graph, value, rows
 
 
-def _pair(sizes: Sequence[int | None]) -> tuple[int, int] | None:
-    first, second = sizes
-    return (first, second) if first and second else None
+def _followed(graph: Graph, value: Value) -> Downstream:
+    *_, layers, width = value.shape or (None, None)
+    if len(value.shape or ()) == 4 and layers and width and layers > 1:
+        return follow(graph, value.name, layers * width, (layers, width))
+    return follow(graph, value.name, width or 0)
 
 
 def _named(folder: Path) -> str | None:
@@ -71,13 +70,16 @@ def _named(folder: Path) -> str | None:
     content = configs.load(folder / "metadata.json")
     sections = [configs.Config(content, None).section(place) for place in _PLACES] if isinstance(content, dict) else []
     names = (section.get("per_layer_embeddings") for section in sections)
-    return next((name for name in names if isinstance(name, str)), None)
+    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def _is_there(folder: Path, name: str) -> bool:
     """Whether a bundle holds a file. What lies outside of it does not belong to it, and is not looked at."""
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and (folder / path).is_file()
+    try:
+        return not path.is_absolute() and ".." not in path.parts and (folder / path).is_file()
+    except OSError:  # longer than names of files can be
+        return False
 
 
 def _table(subject: Subject, subjects: Sequence[Subject], name: str | None) -> HostTable | None:
