@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from coremltools.proto import MIL_pb2, Model_pb2
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -18,10 +20,10 @@ from safetensors.numpy import load_file, save_file
 from g4patch import check, engine, fix
 from g4patch.downstream import Numbers, follow
 from g4patch.errors import BundleError
-from g4patch.report import Finding, Outcome
+from g4patch.report import Finding, Outcome, Subject
 from g4patch.verdicts import Verdict
 from g4patch.view import Value
-from g4patch.wiring import Handover
+from g4patch.wiring import Handover, between_stages
 from tests import apple_runtime
 from tests.conftest import SAMPLES, tree
 
@@ -309,6 +311,70 @@ def test_what_a_tower_puts_out_is_compared(package: Path) -> None:
 def test_what_fits_or_is_not_known_is_not_named(harm: Callable[[Path], None], package: Path) -> None:
     harm(package)
     assert said(package, "stage-boundary-mismatch") == []
+
+
+def unwired(folder: Path) -> None:
+    """Without a configuration the models are stages, in the order of their layers."""
+    (folder / "genai_config.json").unlink()
+
+
+@pytest.mark.parametrize("name", ["dtype", "rank", "width"])
+def test_stages_that_do_not_fit_are_named(name: str, package: Path) -> None:
+    unwired(package)
+    assert said(package, "stage-boundary-mismatch") == []
+    WIRED[name][0](package)
+    (finding,) = said(package, "stage-boundary-mismatch")
+    assert f"they differ in {name}" in finding.message
+    assert finding.message.startswith("embedding/model puts out")
+
+
+def test_core_ml_stages_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """The second is declared to take its hidden states as float16."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(SAMPLES / "coreml-two-stage", folder)
+    assert said(folder, "stage-boundary-mismatch") == []
+    file = folder / "stage_1.mlpackage" / "Data" / "com.apple.CoreML" / "model.mlmodel"
+    model = Model_pb2.Model.FromString(file.read_bytes())
+    (taken,) = [value for value in model.mlProgram.functions["main"].inputs if value.name == "hidden_states"]
+    taken.type.tensorType.dataType = MIL_pb2.FLOAT16
+    file.write_bytes(model.SerializeToString())
+    (finding,) = said(folder, "stage-boundary-mismatch")
+    assert "takes hidden_states (float16 [1, 8, 16]): they differ in dtype" in finding.message
+
+
+def test_stages_whose_order_is_not_clear_are_not_compared(package: Path) -> None:
+    unwired(package)
+    graph("decoder", to_half)(package)
+    shutil.copytree(package / "decoder", package / "another decoder")
+    assert said(package, "stage-boundary-mismatch") == []
+
+
+def test_of_several_functions_the_one_that_fits_counts(package: Path) -> None:
+    """An embedding model for 8 rows and for 1, before a decoder for 1."""
+    embedding, decoder = (engine.open_model(package / role / "model.onnx") for role in ("embedding", "decoder"))
+
+    def for_rows(subject: Subject, *rows: int) -> Subject:
+        (analysis,) = subject.analyses
+        graph = analysis.graph
+        known = {**graph.values, **{value.name: value for value in graph.inputs}}
+        analyses = []
+        for number in rows:
+            values = {
+                name: replace(value, shape=(1, number, value.shape[2]))
+                if value.shape and len(value.shape) == 3
+                else value
+                for name, value in known.items()
+            }
+            inputs = tuple(values[value.name] for value in graph.inputs)
+            analyses.append(replace(analysis, graph=replace(graph, values=values, inputs=inputs)))
+        return replace(subject, analyses=tuple(analyses))
+
+    def differences(*rows: int) -> list[tuple[str, ...]]:
+        handed = between_stages([for_rows(embedding, *rows), for_rows(decoder, 1)])
+        return [handover.differences for _, _, handover in handed]
+
+    assert differences(8, 1) == differences(1) == [(), ()]
+    assert differences(8) == [("dimension 1",), ("dimension 1",)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from g4patch.configs import Config
 from g4patch.report import Finding, Subject
 from g4patch.view import Graph, Value
-from g4patch.wiring import Handover, model_of
+from g4patch.wiring import Handover, between_stages, model_of
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule
@@ -24,10 +24,13 @@ _PER_LAYER_INPUTS = "per_layer_inputs"
 
 def check(rule: Rule, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Finding]]:
     """One finding for each name that a model does not have, one for each value that two models see differently."""
-    for subject in subjects:
-        if subject.model.config is not None:
-            for message in _wired(subject, subject.model.config, subjects):
-                yield subject, Finding(rule.id, rule.severity, message, "")
+    configured = [(subject, subject.model.config) for subject in subjects if subject.model.config is not None]
+    for subject, config in configured:
+        for message in _wired(subject, config, subjects):
+            yield subject, Finding(rule.id, rule.severity, message, "")
+    for subject, graph, handover in () if configured else between_stages(subjects):
+        if handover.differences:
+            yield subject, Finding(rule.id, rule.severity, handover.mismatch, graph)
 
 
 def _wired(subject: Subject, config: Config, subjects: Sequence[Subject]) -> Iterator[str]:
@@ -46,7 +49,7 @@ def _wired(subject: Subject, config: Config, subjects: Sequence[Subject]) -> Ite
                 if given is not None and taken is not None:
                     handover = Handover(f"the {giver} model", given, f"the {taker} model", taken)
                     if handover.differences:
-                        yield f"{handover}: they differ in {' and '.join(handover.differences)}"
+                        yield handover.mismatch
 
 
 def _unknown_names(role: str, config: Config, graph: Graph, takes_ple: bool) -> Iterator[str]:
