@@ -21,6 +21,7 @@ SPLICE = ("splice-misses-rows", Severity.ERROR)
 # the findings of a broken stage.
 STAGE = [RAW, SPLICE]
 EXPECTED: dict[str, dict[str, list[tuple[str, Severity]]]] = {
+    "host-ple": {"stage.aimodel": [], "stage_ple.safetensors": [("sidecar-media-rows", Severity.ERROR)]},
     "mobius-embedding": {"model.onnx": [RAW]},  # its splice takes computed features
     "mobius-package": {"embedding/model.onnx": [RAW], "decoder/model.onnx": [], "genai_config.json": []},
     "mobius-text": {"model.onnx": [RAW]},  # nothing is spliced
