@@ -12,8 +12,8 @@ import shtab
 from g4patch.batch import processors
 from g4patch.copying import Progress
 from g4patch.digests import Hashed
-from g4patch.engine import Options
 from g4patch.errors import UsageError
+from g4patch.options import Options
 from g4patch.output import RENDERERS
 from g4patch.record import Request, parse_ids, parse_stages
 from g4patch.thresholds import PRESETS, parse

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from g4patch import check, engine, fix, revert
+from g4patch import check, fix, judging, revert
 from g4patch.bundle import find
 from g4patch.cli import main
 from g4patch.errors import UsageError
@@ -73,14 +73,14 @@ def test_all_models_are_mended_in_one_step(flat: Path, tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_mended_keeps_the_others_from_it(flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine._edited
+    real = judging._edited
 
     def stuck(subject: Subject, finding: Finding) -> Finding:
         if subject.model.path.name == "embed_tokens.onnx":
             return replace(finding, edits=(), withheld="in this test")
         return real(subject, finding)
 
-    monkeypatch.setattr(engine, "_edited", stuck)
+    monkeypatch.setattr(judging, "_edited", stuck)
     before = tree(flat.parent)
     report = fix(flat)
     assert (report.outcome, report.exit_code) == (Outcome.FOUND, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from g4patch import delta, engine, fix, publish, revert, verify
+from g4patch import delta, engine, fix, judging, publish, revert, verify
 from g4patch.bundle import Bundle
 from g4patch.cli import main
 from g4patch.errors import BundleError, UsageError
@@ -218,7 +218,7 @@ def test_too_little_disk_is_said_before_anything_is_written(copy: Copy, monkeypa
 
 def test_what_changes_before_the_lock_is_seen(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run mends the bundle while this one has judged it and does not hold the lock yet."""
-    bundle, judge = copy("onnx-stage"), engine._judge
+    bundle, judge = copy("onnx-stage"), judging.judge
     fix(bundle, out=bundle.parent / "mended")
     mended = (bundle.parent / "mended" / bundle.name).read_bytes()
 
@@ -228,7 +228,7 @@ def test_what_changes_before_the_lock_is_seen(copy: Copy, monkeypatch: pytest.Mo
         monkeypatch.undo()
         return report
 
-    monkeypatch.setattr(engine, "_judge", overtaken)
+    monkeypatch.setattr(engine, "judge", overtaken)
     report = fix(bundle)
     assert (report.outcome, report.publication) == (Outcome.CLEAN, None)
     assert bundle.read_bytes() == mended

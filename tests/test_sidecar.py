@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from g4patch import Options, check, engine, fix, formats, inspect, revert, verify, verify_bundle
+from g4patch import Options, check, engine, fix, formats, inspect, mending, revert, verify, verify_bundle
 from g4patch.cli import main
 from g4patch.edits import Plan, RowCopy
 from g4patch.errors import BundleError, EditError
@@ -189,7 +189,7 @@ def test_wrong_fixes_are_caught(kind: str, elsewhere: bool, tmp_path: Path) -> N
     staged = {target: tmp_path / "stage" / target.name for target in before.model.replaced}
     formats.of(before.model).write(before.model, wrong, staged)
     if elsewhere:
-        engine._apply(before.model, staged)
+        mending.apply_deltas(before.model, staged)
         after = engine.open_model(staged[path], Options())
     else:
         after = engine.open_model(path, staged=staged)

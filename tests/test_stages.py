@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from g4patch import check, engine, fix, revert, verify_bundle
+from g4patch import check, engine, fix, judging, revert, verify_bundle
 from g4patch.cli import main
 from g4patch.formats import coreai
 from g4patch.report import Check, Finding, Outcome, Report, Severity, Status, Subject
@@ -178,14 +178,14 @@ def test_the_report_shows_them(bundle: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_one_stage_that_cannot_be_mended_keeps_the_other_from_it(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine._edited
+    real = judging._edited
 
     def stuck(subject: Subject, finding: Finding) -> Finding:
         if subject.model.path.name == "stage_1.aimodel":
             return replace(finding, edits=(), withheld="in this test")
         return real(subject, finding)
 
-    monkeypatch.setattr(engine, "_edited", stuck)
+    monkeypatch.setattr(judging, "_edited", stuck)
     before = tree(bundle.parent)
     report = fix(bundle)
     assert (report.outcome, report.exit_code) == (Outcome.FOUND, 1)
