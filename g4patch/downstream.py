@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from g4patch.cone import NotAMap, shape_of, trace
+from g4patch.cone import NotAMap, rows_rank, trace
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Use, Value
 
 
@@ -137,7 +137,7 @@ def _onward(graph: Graph, rows: _Rows, use: Use, node: Node, table: Table | None
         return rows
     if node.op is Op.SLICE and use.operand == "x" and found.tail is None:
         return _sliced(rows, node)
-    if node.op is Op.CONCAT:
+    if node.op in (Op.CONCAT, Op.STACK):
         return _concatenated(graph, rows, node, found)
     if node.op is Op.MUL and (number := graph.scalar(other)) is not None:
         return rows.times(number)
@@ -179,10 +179,9 @@ def _rank(graph: Graph, rows: str) -> int | None:
         return len(shape)
     if node is None or table is None:
         return None
-    index = node.operands["index"]
-    inputs = trace(graph, index).inputs
+    inputs = trace(graph, node.operands["index"]).inputs
     try:
-        return len(shape_of(graph, index, inputs[0])) + len(table.shape) - 1 if len(inputs) == 1 else None
+        return rows_rank(graph, node, len(table.shape), inputs[0]) if len(inputs) == 1 else None
     except NotAMap:
         return None
 
@@ -216,6 +215,11 @@ def _sliced(rows: _Rows, node: Node) -> _Rows | None:
 def _concatenated(graph: Graph, rows: _Rows, node: Node, found: _Found) -> _Rows | None:
     """Parts put together again: stacked, one a layer, or side by side."""
     axis, rank, count = node.attributes["axis"], rows.rank, len(node.operands)
+    if node.op is Op.STACK:
+        if rank is None or axis not in (-2, rank - 1):
+            return None
+        rows = replace(rows, rank=rank + 1, stacked=rank - 1)
+        rank = rank + 1
     if rank is not None and not -rank <= axis < rank:
         return None
     axis = axis % rank if rank is not None else axis

@@ -133,11 +133,45 @@ def _shape(node: Node, operands: dict[str, Lane]) -> Lane:
 
 
 def _concat(node: Node, operands: dict[str, Lane]) -> Lane:
+    arrays, batched = _numbered(operands)
+    rank, axis = arrays[0].ndim - batched, node.attributes["axis"]
+    return Lane(np.concatenate(arrays, _axis(axis, rank) + batched), batched)
+
+
+def _stack(node: Node, operands: dict[str, Lane]) -> Lane:
+    arrays, batched = _numbered(operands)
+    rank, axis = arrays[0].ndim - batched, node.attributes["axis"]
+    return Lane(np.stack(arrays, _axis(axis, rank + 1) + batched), batched)
+
+
+def _numbered(operands: dict[str, Lane]) -> tuple[list[Array], bool]:
+    """The operands 0, 1, ...: if one has a batch, all have it, and none is broadcast otherwise."""
     lanes = [operands[str(i)] for i in range(len(operands))]
-    if any(lane.batched for lane in lanes):
-        raise ValueError("concatenates token ids")
-    _refuse_huge((sum(lane.array.size for lane in lanes),))
-    return Lane(np.concatenate([lane.array for lane in lanes], node.attributes["axis"]), False)
+    batch = next((len(lane.array) for lane in lanes if lane.batched), 1)
+    _refuse_huge((sum(lane.array.size * (1 if lane.batched else batch) for lane in lanes),))
+    batched = any(lane.batched for lane in lanes)
+    arrays = [
+        lane.array if lane.batched or not batched else np.broadcast_to(lane.array, (batch, *lane.array.shape))
+        for lane in lanes
+    ]
+    return arrays, batched
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"has no axis {axis}")
+    return axis % rank
+
+
+def _tile(node: Node, operands: dict[str, Lane]) -> Lane:
+    lane = operands["x"]
+    if operands["repeats"].batched:
+        raise ValueError("the repeats depend on the token ids")
+    repeats = [int(count) for count in operands["repeats"].array.reshape(-1)]
+    if len(repeats) != lane.rank:
+        raise ValueError(f"repeats {len(repeats)} axes of {lane.rank}")
+    _refuse_huge((lane.array.size, *repeats))
+    return Lane(np.tile(lane.array, [1] * lane.batched + repeats), lane.batched)
 
 
 def _gather(node: Node, operands: dict[str, Lane]) -> Lane:
@@ -145,7 +179,7 @@ def _gather(node: Node, operands: dict[str, Lane]) -> Lane:
     data, index = operands["data"], operands["index"]
     if data.batched:
         raise ValueError("gathers from token ids")
-    if node.attributes.get("nd"):
+    if node.attributes.get("nd") or node.attributes.get("along"):
         raise ValueError("gathers by coordinates")
     axis = node.attributes["axis"]
     if axis % data.rank != 0:
@@ -176,5 +210,7 @@ EVALUATORS: dict[Op, _Evaluator] = {
     Op.SQUEEZE: _squeeze,
     Op.SHAPE: _shape,
     Op.CONCAT: _concat,
+    Op.STACK: _stack,
+    Op.TILE: _tile,
     Op.GATHER: _gather,
 }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from g4patch.cone import NotAMap, map_ids, shape_of, trace
+from g4patch.cone import NotAMap, carriers, map_ids, shape_of, trace
 from g4patch.ple import Lookup, Splice
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import Ids
-from g4patch.view import VIEW_OPS, Graph, Node, Op, Use
+from g4patch.view import MOVING_OPS, Graph, Node, Op, Use
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ def place_for_mask(graph: Graph, lookup: Lookup, dtypes: frozenset[str], lookups
     `dtypes` are those in which the format can compute a mask. Of the `lookups`, those that miss the same ids may read
     the value too. Returns the reason where there is no such place.
     """
-    value, use = lookup.index, Use(lookup.gather.address, "index")
+    value, use = lookup.gather.operands["index"], Use(lookup.gather.address, "index")
     alike = {Use(one.gather.address, "index") for one in lookups if one.judgement.missing == lookup.judgement.missing}
     casts: list[Node] = []
     while not (
         graph.node(use.node).editable and graph.value(value).dtype in dtypes and _equals_id(graph, value, lookup)
     ):
         node = graph.producer(value)
-        onward = [key for key, name in node.operands.items() if name not in graph.constants] if node else []
-        if node is None or node.op not in VIEW_OPS | {Op.ADD, Op.SUB} or len(onward) != 1:
+        onward = carriers(graph, node) if node is not None else ()
+        if node is None or node.op not in MOVING_OPS | {Op.ADD, Op.SUB} or len(onward) != 1:
             return "the index is not the token id, and no value on the way to it is"
         others = [at for at, reader in graph.consumers(value) if at != use and reader.op is not Op.SHAPE]
         if not casts and alike.issuperset(others):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from g4patch import recognise
-from g4patch.cone import NotAMap, map_ids, trace
+from g4patch.cone import NotAMap, map_ids, map_rows, repeated, trace
 from g4patch.downstream import Downstream, Select, follow
 from g4patch.errors import BundleError
 from g4patch.tokens import TokenFacts
@@ -43,6 +43,7 @@ class Splice:
 class Lookup:
     """One gather that reads the PLE table, and all that was found out about it.
 
+    `index` is the row that is read for each id: the gather's index, or what that repeats.
     `combined` is the value that the layers get, None where nothing is summed; `layers_used` are the layers whose slices
     of it the graph takes, None where that is unclear. `scales` is the gather
     whose rows this one's scale, "" where it reads the PLE rows themselves.
@@ -50,6 +51,7 @@ class Lookup:
 
     graph: str
     gather: Node
+    index: str
     table: Table
     ids_input: str
     layers: int
@@ -61,10 +63,6 @@ class Lookup:
     layers_used: frozenset[int] | None
     judgement: Judgement
     scales: str = ""
-
-    @property
-    def index(self) -> str:
-        return self.gather.operands["index"]
 
     @property
     def output(self) -> str:
@@ -233,6 +231,7 @@ def _lookup(
     return Lookup(
         graph=graph.name,
         gather=node,
+        index=_repeated(graph, index, ids_input),
         table=table,
         ids_input=ids_input,
         layers=layers,
@@ -246,6 +245,13 @@ def _lookup(
     )
 
 
+def _repeated(graph: Graph, index: str, ids_input: str) -> str:
+    try:
+        return repeated(graph, index, ids_input).value
+    except NotAMap:
+        return index
+
+
 def _judge(
     graph: Graph, node: Node, table: Table, ids_input: str, downstream: Downstream, tokens: TokenFacts
 ) -> Judgement:
@@ -256,7 +262,7 @@ def _judge(
         )
     ids = domain(tokens, table.rows, graph.value(ids_input).dtype)
     try:
-        rows = map_ids(graph, node.operands["index"], ids_input, ids).astype(np.int64)
+        rows = map_rows(graph, node, table.shape, ids_input, ids)
         zeroed = _zeroed(graph, downstream, ids_input, ids)
     except NotAMap as error:
         verdict = Verdict.CONDITIONAL if error.conditional else Verdict.AMBIGUOUS

@@ -29,8 +29,11 @@ class Op(StrEnum):
     ===================================================  ===================  ======================================
     op                                                   operands             attributes
     ===================================================  ===================  ======================================
-    gather                                               data, index          axis: int; nd: index ends in a
-                                                                              coordinate axis of size 1
+    gather                                               data, index          axis: int; nd: the last axis of index
+                                                                              holds coordinates of the first axes of
+                                                                              data; along: each element of index
+                                                                              reads one, as index and data have the
+                                                                              same other axes
     where                                                condition, x, y
     equal or and ge gt le lt add sub mul                 x, y
     not identity                                         x
@@ -41,6 +44,8 @@ class Op(StrEnum):
     expand_dims squeeze                                  x                    axes: tuple of int
     shape                                                x
     concat                                               0, 1, ...            axis: int
+    stack                                                0, 1, ...            axis: int, which is new
+    tile                                                 x, repeats           (a number of times for each axis)
     slice                                                x                    ranges: axis -> (begin, end), where
                                                                               constant (followed, not evaluated)
     expand                                               x, shape             (ONNX meaning: two-way broadcast)
@@ -75,6 +80,8 @@ class Op(StrEnum):
     SHAPE = "shape"
     CONCAT = "concat"
     EXPAND = "expand"
+    STACK = "stack"
+    TILE = "tile"
     SLICE = "slice"
     BRANCH = "branch"
     PASS = "pass"
@@ -82,8 +89,12 @@ class Op(StrEnum):
     OPAQUE = "opaque"
 
 
+# Operands that say what shape a result has, and not what is in it.
+SIZES = frozenset({"shape", "repeats"})
 # Ops that hand on their operand `x` under another shape or dtype.
 VIEW_OPS = frozenset({Op.CAST, Op.IDENTITY, Op.RESHAPE, Op.EXPAND_DIMS, Op.SQUEEZE, Op.EXPAND, Op.PASS})
+# Ops that hand on the numbers of their operands, perhaps repeated, or put together with others.
+MOVING_OPS = VIEW_OPS | {Op.TILE, Op.STACK, Op.CONCAT}
 
 
 @dataclass(frozen=True)

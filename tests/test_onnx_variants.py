@@ -203,6 +203,23 @@ SUM = """
   per_layer_inputs = Mul(total, half)
 """
 HIDDEN = f", float[B,S,{H}] hidden"
+# As torch.onnx writes table[ids.unsqueeze(-1), arange(L)] and torch.gather(table, 0, ids.expand(..)).
+COORDINATES = (
+    """
+    column = Unsqueeze(input_ids, axis2) largest = Max(column, arange) shape = Shape(largest)
+    wide = Expand(column, shape) upright = Unsqueeze(wide, last)
+    every = Expand(arange, shape) layer = Unsqueeze(every, last)
+    at = Concat <axis = -1> (upright, layer) found = GatherND(cube, at) layers = Mul(found, scale)
+    """
+    + SUM
+)
+CUBE = {"cube": floats(V, L, D), "arange": np.arange(L)}
+ELEMENTS = """
+    at = Reshape(input_ids, flat) upright = Unsqueeze(at, axis1) shape = Shape(input_ids)
+    b = Gather(shape, zero) s = Gather(shape, one) n = Mul(b, s) line = Reshape(n, flat)
+    wide = Concat <axis = 0> (line, width) {} found = GatherElements <axis = 0> (table, all)
+    back = Concat <axis = 0> (shape, last) rows = Reshape(found, back)
+"""
 BOUNDS = {f"at{i}": np.array([i * D]) for i in range(L + 1)}
 LOOK = '<domain: "local", opset_import: ["" : 20]> look (t, i) => (r) { r = Gather(t, i) }'
 USE = {"inputs": ", bool use", "feeds": {"use": np.array(True)}}
@@ -329,6 +346,45 @@ VARIANTS: dict[str, Variant] = {
     ),
     "transposed table": Variant(
         "turned = Transpose(across) rows = Gather(turned, input_ids)", {"across": floats(W, V)}
+    ),
+    "by GatherND": Variant("at = Unsqueeze(input_ids, last) rows = GatherND(table, at)"),
+    "by GatherND, two coordinates": Variant(COORDINATES, CUBE, inputs=HIDDEN),
+    "by GatherND, three coordinates": Variant(
+        """
+        upright = Unsqueeze(input_ids, axis2) deep = Unsqueeze(upright, axis2) shape = Shape(input_ids)
+        whole = Concat <axis = 0> (shape, inner) ids = Expand(deep, whole) layer = Expand(by_layer, whole)
+        element = Expand(by_element, whole) a = Unsqueeze(ids, last) b = Unsqueeze(layer, last)
+        c = Unsqueeze(element, last) at = Concat <axis = -1> (a, b, c) found = GatherND(cube, at)
+        layers = Mul(found, scale)"""
+        + SUM,
+        {
+            **CUBE,
+            "inner": np.array([L, D]),
+            "by_layer": np.arange(L)[:, None],
+            "by_element": np.arange(D)[None],
+        },
+        inputs=HIDDEN,
+    ),
+    "by GatherND, ids cast behind the repeat": Variant(
+        COORDINATES.replace("upright = Unsqueeze(wide, last)", "n = Cast <to = 7> (wide) upright = Unsqueeze(n, last)")
+        .replace("Max(column, arange)", "Max(column, small)"),
+        {**CUBE, "small": np.arange(L, dtype=np.int32)},
+        inputs=HIDDEN,
+        ids="int32[B,S]",
+    ),
+    "by GatherND, two coordinates, fp16": Variant(
+        COORDINATES.replace("found = GatherND(cube, at)", "half_wide = GatherND(cube, at) found = Cast <to = 1> (half_wide)"),
+        {**CUBE, "cube": floats(V, L, D, dtype="float16")},
+        inputs=HIDDEN,
+        edits=2,
+    ),
+    "by GatherElements, Expand": Variant(ELEMENTS.format("all = Expand(upright, wide)"), {"width": np.array([W])}),
+    "by GatherElements, Tile": Variant(ELEMENTS.format("all = Tile(upright, times)"), {"width": np.array([W]), "times": np.array([1, W])}),
+    "by GatherElements, fp16": Variant(
+        ELEMENTS.format("all = Tile(upright, times)").replace("found = ", "half_wide = ")
+        .replace("rows = Reshape(found", "found = Cast <to = 1> (half_wide) rows = Reshape(found"),
+        {"width": np.array([W]), "times": np.array([1, W]), "table": floats(V, W, dtype="float16")},
+        edits=2,
     ),
     "lookup is the output": Variant("per_layer_inputs = Gather(table, input_ids)", {"table": floats(V, L, D)}),
     "flat lookup is the output": Variant(
@@ -536,8 +592,24 @@ NOT_UNDERSTOOD: dict[str, Variant] = {
         found = SequenceMap <body = each (int64[B,N] one) => (float[B,N,{W}] r) {{ r = Gather(table, one) }}> (parts)
         rows = ConcatFromSequence <axis = 1> (found)
     """),
-    "by GatherND": Variant("at = Unsqueeze(input_ids, last) rows = GatherND(table, at)"),
-    "by GatherElements": Variant(
+    "by GatherND, layers in another order": Variant(
+        COORDINATES, {**CUBE, "arange": np.arange(L)[::-1].copy()}, inputs=HIDDEN
+    ),
+    "by GatherND, some layers": Variant(COORDINATES, {**CUBE, "cube": floats(V, L + 1, D)}, inputs=HIDDEN),
+    "by GatherND, each layer its own id": Variant(
+        COORDINATES.replace("at = Concat", "moved = Add(upright, layer) at = Concat").replace("(upright, layer) f", "(moved, layer) f"),
+        CUBE,
+        inputs=HIDDEN,
+    ),
+    "by GatherElements, a part of each row": Variant(
+        ELEMENTS.format("all = Tile(upright, times)"),
+        {"width": np.array([W]), "times": np.array([1, W]), "table": floats(V, W + 1)},
+    ),
+    "by GatherElements, a row for each column": Variant(
+        ELEMENTS.format("many_ids = Tile(upright, times) all = Add(many_ids, step)"),
+        {"width": np.array([W]), "times": np.array([1, W]), "step": np.arange(W)[None] % 2},
+    ),
+    "by GatherElements, as wide as an operator says": Variant(
         "at = Reshape(input_ids, flat) upright = Unsqueeze(at, axis1) "
         "shape = Shape(input_ids) n = Size(input_ids) line = Reshape(n, flat) wide = Concat <axis = 0> (line, width) "
         "all = Expand(upright, wide) found = GatherElements <axis = 0> (table, all) "

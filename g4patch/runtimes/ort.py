@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from onnx import ModelProto
 from g4patch.cone import prompts, shape_of
 from g4patch.recognise import ids_input
 from g4patch.runtimes import Unavailable
-from g4patch.view import Graph, Shape
+from g4patch.view import Graph
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -34,24 +35,33 @@ class OrtProbe:
         return f"onnxruntime {onnxruntime.__version__}"
 
     def lookup(self, ids_input: str, output: str, ids: NDArray[np.int64]) -> NDArray[Any]:
-        return self._run(ids_input, output, ids, self.view.value(ids_input).shape)
+        fed = prompts(ids, self.view.value(ids_input).shape, len(ids))
+        return self._run(ids_input, fed, output)[: len(ids)]
 
     def table(self, index: str, output: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         root = ids_input(self.view, index)
-        rank = len(shape_of(self.view, index, root)) if root else 2
-        return self._run(index, output, rows, (None,) * rank)
+        if root is None:
+            raise Unavailable(f"{index} is not made of token ids")
+        fed = prompts(rows, self.view.value(root).shape, len(rows))
+        shape = shape_of(self.view, index, root, len(rows))
+        # The ids' own numbers do not matter then: only their shape may still be asked for.
+        return self._run(index, fed.reshape(len(fed), *shape), output, {root: np.zeros_like(fed[0])})[: len(rows)]
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         model = self.cut(tuple(feeds), outputs)
-        typed = {item.name: feeds[item.name].astype(self.view.value(item.name).dtype) for item in model.graph.input}
-        return self._start(model)(typed, outputs)
+        return self._start(model)(self._typed(model, feeds), outputs)
 
-    def _run(self, feed: str, output: str, ids: NDArray[np.int64], shape: Shape | None) -> NDArray[Any]:
-        run = self._start(self.cut((feed,), (output,)))
-        fed = prompts(ids, shape, len(ids)).astype(self.view.value(feed).dtype or "int64")
-        chunks = [run({feed: prompt}, (output,))[output] for prompt in fed]
-        rows: NDArray[Any] = np.concatenate([chunk.reshape(fed[0].size, -1) for chunk in chunks])
-        return rows[: len(ids)]
+    def _run(self, feed: str, fed: NDArray[np.int64], output: str, others: Feeds = MappingProxyType({})) -> NDArray[Any]:
+        """`output` [N, W] where `feed` is each of some prompts in turn: `fed` [P, ...] of N elements."""
+        model = self.cut((feed, *others), (output,))
+        run = self._start(model)
+        chunks = [run(self._typed(model, {**others, feed: prompt}), (output,))[output] for prompt in fed]
+        return np.concatenate([chunk.reshape(fed[0].size, -1) for chunk in chunks])
+
+    def _typed(self, model: ModelProto, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """What a slice takes of some feeds, each in its own dtype."""
+        needed = (item.name for item in model.graph.input)
+        return {name: feeds[name].astype(self.view.value(name).dtype or "int64") for name in needed}
 
     def _start(self, model: ModelProto) -> Callable[[Feeds, Sequence[str]], dict[str, NDArray[Any]]]:
         """A session for one look: as long as it lives, the pages of the table that it read count as ours."""

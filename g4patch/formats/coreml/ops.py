@@ -88,6 +88,7 @@ _PLAIN: dict[str, tuple[Op, Mapping[str, str]]] = {
     "shape": (Op.SHAPE, _X),
     "dequantize": (Op.PASS, {"x": "input"}),
 }
+_JOINS = {"concat": Op.CONCAT, "stack": Op.STACK}
 _MATMULS = frozenset({"matmul", "linear", "conv", "einsum"})
 
 
@@ -130,8 +131,8 @@ def _numbered(call: Call, address: str, inner: tuple[str, ...]) -> tuple[Node, O
     attributes: dict[str, Any] = {}
     bound = [(parameter, i) for parameter, names in call.arguments.items() for i in range(len(names))]
     axis = call.integer("axis", 0)
-    if call.native == "concat" and axis is not None and call.integer("interleave", 0) == 0:
-        op, attributes = Op.CONCAT, {"axis": axis}
+    if call.native in _JOINS and axis is not None and call.integer("interleave", 0) == 0:
+        op, attributes = _JOINS[call.native], {"axis": axis}
         bound = [place for place in bound if place[0] == "values"]
     places = {str(number): place for number, place in enumerate(bound)}
     names = {key: call.arguments[parameter][i] for key, (parameter, i) in places.items()}
@@ -142,27 +143,21 @@ def _numbered(call: Call, address: str, inner: tuple[str, ...]) -> tuple[Node, O
 def _gather(call: Call) -> Translation | None:
     """`gather` along one axis. With batch dimensions it is another op, whose index does not evaluate to rows."""
     rank, axis = len(call.shape("x") or ()), call.integer("axis", 0)
-    if not rank or axis is None:
+    if not rank or axis is None or call.integer("batch_dims", 0) != 0:
         return None
-    attributes: dict[str, Any] = {"axis": axis % rank}
-    if call.integer("batch_dims", 0) != 0:
-        attributes["nd"] = True
-    return Translation(Op.GATHER, _GATHER, attributes)
+    return Translation(Op.GATHER, _GATHER, {"axis": axis % rank})
 
 
 def _gather_nd(call: Call) -> Translation | None:
-    """`gather_nd` by rows. Coordinates of several axes are shown as well: they do not evaluate to ids."""
+    """`gather_nd` by rows, or by coordinates of several axes."""
     batch = call.integer("batch_dims", 0)
     return Translation(Op.GATHER, _GATHER, {"axis": batch, "nd": True}) if batch is not None else None
 
 
 def _gather_along_axis(call: Call) -> Translation | None:
-    """`gather_along_axis` reads single elements: it gathers rows where the index repeats all along a row.
-
-    It is shown as a gather whose index does not evaluate to one row an id, so nothing is claimed about it.
-    """
+    """`gather_along_axis` reads single elements: it gathers rows where the index repeats all along a row."""
     rank, axis = len(call.shape("x") or ()), call.integer("axis", 0)
-    return Translation(Op.GATHER, _GATHER, {"axis": axis % rank, "nd": True}) if rank and axis is not None else None
+    return Translation(Op.GATHER, _GATHER, {"axis": axis % rank, "along": True}) if rank and axis is not None else None
 
 
 def _cast(call: Call) -> Translation | None:
@@ -191,12 +186,12 @@ def _squeeze(call: Call) -> Translation | None:
 
 
 def _tile(call: Call) -> Translation | None:
-    """`tile` where it is a broadcast: only axes of size 1 are repeated."""
+    """`tile`, which is a broadcast where only axes of size 1 are repeated."""
     repeats, shape = call.integers("reps"), call.shape("x")
-    if repeats is None or shape is None or len(repeats) != len(shape):
-        return None
-    broadcast = all(count == 1 or size == 1 for count, size in zip(repeats, shape, strict=True))
-    return Translation(Op.PASS, _X, {}) if broadcast else None
+    if repeats is not None and shape is not None and len(repeats) == len(shape):
+        if all(count == 1 or size == 1 for count, size in zip(repeats, shape, strict=True)):
+            return Translation(Op.EXPAND, {"x": "x", "shape": "reps"}, {})
+    return Translation(Op.TILE, {"x": "x", "repeats": "reps"}, {})
 
 
 def _slice(call: Call) -> Translation:

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from g4patch.cone import NotAMap, shape_of
+from g4patch.cone import NotAMap, rows_rank
 from g4patch.edits import Const, GraphEdit, NewNode, Operand, Plan, Redirect
 from g4patch.errors import EditError
 from g4patch.formats import Model, Staged
@@ -20,7 +20,7 @@ from g4patch.formats.onnx.layout import Place
 from g4patch.formats.onnx.read import native
 from g4patch.formats.onnx.view import OnnxGraph, build
 from g4patch.recognise import ids_input
-from g4patch.view import VIEW_OPS, Graph, Node, Op, Use
+from g4patch.view import MOVING_OPS, SIZES, Graph, Node, Op, Use
 
 _FP16_REASON = (
     "a mask before an fp16 Gather makes onnxruntime's CPU provider convert the whole table to fp32; "
@@ -66,8 +66,8 @@ def _gathers_behind(view: Graph, uses: Iterable[Use]) -> Iterator[Node]:
         seen.add(node.address)
         if node.op is Op.GATHER:
             yield node
-        elif node.op in VIEW_OPS:
-            stack.extend(reader for use, reader in view.consumers(node.output) if use.operand in ("x", "index"))
+        elif node.op in MOVING_OPS:
+            stack.extend(reader for use, reader in view.consumers(node.output) if use.operand not in SIZES | {"data"})
 
 
 def _keep_fp16(graph: OnnxGraph, gather: Node) -> GraphEdit | None:
@@ -84,7 +84,7 @@ def _keep_fp16(graph: OnnxGraph, gather: Node) -> GraphEdit | None:
     if any(place is None or place.block != block for place in places):
         return None
     try:
-        rank = len(shape_of(view, gather.operands["index"], root)) + len(table.shape) - 1
+        rank = rows_rank(view, gather, len(table.shape), root)
     except NotAMap:
         return None
     shape = Const("int64", (*(0,) * (rank - 1), -1))

@@ -22,6 +22,7 @@ _UNARY = ("x",)
 _ONNX: dict[str, tuple[Op, tuple[str, ...]]] = {
     "Gather": (Op.GATHER, ("data", "index")),
     "GatherND": (Op.GATHER, ("data", "index")),
+    "GatherElements": (Op.GATHER, ("data", "index")),
     "Where": (Op.WHERE, ("condition", "x", "y")),
     "Equal": (Op.EQUAL, _BINARY),
     "Or": (Op.OR, _BINARY),
@@ -47,6 +48,7 @@ _ONNX: dict[str, tuple[Op, tuple[str, ...]]] = {
     "Concat": (Op.CONCAT, ()),
     "Slice": (Op.SLICE, ("x", "starts", "ends", "axes", "steps")),
     "Expand": (Op.EXPAND, ("x", "shape")),
+    "Tile": (Op.TILE, ("x", "repeats")),
     "ConstantOfShape": (Op.EXPAND, ("shape",)),
     "DequantizeLinear": (Op.PASS, ("x", "scale", "zero_point")),
     "QuantizeLinear": (Op.PASS, ("x", "scale", "zero_point")),
@@ -100,7 +102,7 @@ def meaning(
     if op is Op.OPAQUE or not _complete(op, node, operands):
         return opaque
     if op is Op.GATHER:
-        found = _gather(node, ints, operands, values)
+        found = _gather(node, ints, operands)
         return opaque if found is None else Meaning(op, operands, found)
     if op is Op.CAST:
         dtype = type_name(ints.get("to", 0))
@@ -138,6 +140,7 @@ _REQUIRED = {
     Op.CONCAT: (),
     Op.MATMUL: (),
     Op.EXPAND: ("shape",),
+    Op.TILE: ("x", "repeats"),
     **dict.fromkeys((Op.EQUAL, Op.OR, Op.AND, Op.GT, Op.GE, Op.LT, Op.LE, Op.ADD, Op.SUB, Op.MUL), _BINARY),
 }
 
@@ -151,15 +154,13 @@ def _complete(op: Op, node: NodeProto, operands: Mapping[str, str]) -> bool:
     return known and all(name in operands for name in required) and len([name for name in node.output if name]) == 1
 
 
-def _gather(
-    node: NodeProto, ints: Mapping[str, int], operands: Mapping[str, str], values: Values
-) -> dict[str, Any] | None:
+def _gather(node: NodeProto, ints: Mapping[str, int], operands: Mapping[str, str]) -> dict[str, Any] | None:
     if node.op_type == "Gather":
         return {"axis": ints.get("axis", 0)}
+    if node.op_type == "GatherElements":
+        return {"axis": ints.get("axis", 0), "along": True}
     if node.op_type == "GatherND":
-        index = values.get(operands["index"])
-        one = index is not None and index.shape is not None and index.shape[-1:] == (1,)
-        return {"axis": 0, "nd": True} if one and not ints.get("batch_dims") else None
+        return None if ints.get("batch_dims") else {"axis": 0, "nd": True}
     bits, block = ints.get("bits", 4), ints.get("block_size", 128)
     if bits not in (2, 4, 8) or "scale" not in operands:
         return None
