@@ -125,13 +125,28 @@ def map_rows(graph: Graph, gather: Node, shape: tuple[int, ...], ids_input: str,
     # What is in between only moves numbers, in the same way whatever they are.
     some = np.linspace(0, len(ids) - 1, _SAMPLE).astype(np.int64)
     seen = _map(graph, index, ids_input, ids[some], rows)
-    found = map_ids(graph, row.value, ids_input, ids)
-    with np.errstate(all="ignore"):
-        for cast in row.casts:
-            found = found.astype(cast.attributes["dtype"])
+    found = numbers(graph, index, ids_input, ids)
     if not np.array_equal(found[some], seen):
         raise NotAMap("is not the one that its index repeats")
     return found.astype(np.int64)
+
+
+def numbers(graph: Graph, value: str, ids_input: str, ids: NDArray[np.int64]) -> Array:
+    """What a value holds, once or repeated, for each token id: `[N]` of its dtype for ids `[N]`. Raises NotAMap."""
+    row = repeated(graph, value, ids_input)
+    found = map_ids(graph, row.value, ids_input, ids)
+    for cast in row.casts:
+        found = cast_to(found, cast)
+    return found
+
+
+def cast_to(array: Array, cast: Node) -> Array:
+    """What a cast makes of an array. Raises NotAMap for dtypes that numpy has not."""
+    try:
+        with np.errstate(all="ignore"):
+            return array.astype(cast.attributes["dtype"])
+    except TypeError:
+        raise NotAMap(f"cannot be evaluated: {cast.native} at {cast.address}") from None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from g4patch.options import Options
 from g4patch.report import Finding, ModelReport, Report, Subject
 from g4patch.rules import Rule, find_rule, find_rules
 from g4patch.subjects import open_model
-from g4patch.verdicts import INCONCLUSIVE, Verdict
+from g4patch.verdicts import BEYOND_REPAIR, INCONCLUSIVE, Verdict
 
 
 def judge(command: str, bundle: Bundle, options: Options) -> Report:
@@ -39,11 +39,17 @@ def findings_of(subjects: Sequence[Subject], options: Options) -> list[tuple[Fin
 
 
 def _edited(subject: Subject, finding: Finding) -> Finding:
-    """A finding without its edits where the lookup is not understood: then nothing else is edited either."""
-    if not finding.edits or subject.verdict not in INCONCLUSIVE:
+    """A finding without its edits where the lookup is not understood, or stays wrong whatever else is edited."""
+    what = "cannot be mended" if _is_beyond_repair(subject) else ""
+    what = "is not understood" if subject.verdict in INCONCLUSIVE else what
+    if not finding.edits or not what:
         return finding
-    reason = f"the verdict is {subject.verdict}: a bundle that is not understood is not edited"
+    reason = f"the verdict is {subject.verdict}: a bundle that {what} is not edited"
     return replace(finding, edits=(), withheld=reason)
+
+
+def _is_beyond_repair(subject: Subject) -> bool:
+    return subject.verdict in BEYOND_REPAIR and subject.host_rows is None
 
 
 def _is_stuck(report: Report) -> bool:
@@ -52,7 +58,8 @@ def _is_stuck(report: Report) -> bool:
     What its rule never mends, such as a tower's lost bounds, is another fault and holds nothing up.
     """
     mending = {rule.id for rule in find_rules() if rule.fix != "none"}
-    return any(finding.rule in mending and not report.mends(finding) for finding in report.remaining)
+    unmended = any(finding.rule in mending and not report.mends(finding) for finding in report.remaining)
+    return unmended or any(_is_beyond_repair(model.subject) for model in report.models)
 
 
 def _rules(options: Options) -> tuple[Rule, ...]:

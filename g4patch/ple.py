@@ -11,6 +11,7 @@ from g4patch import recognise
 from g4patch.cone import NotAMap, map_ids, map_rows, repeated, trace
 from g4patch.downstream import Downstream, Select, follow
 from g4patch.errors import BundleError
+from g4patch.narrow import narrowed
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import Ids, Judgement, RowMap, Verdict, domain, judge, worst
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table
@@ -275,7 +276,9 @@ def _judge(
         if token >= table.rows and row_map.row(token) == token and tokens.token(modality).by_default:
             reason = f"{modality} {token} is not one of the table's {table.rows} rows: which ids has this model?"
             return Judgement(Verdict.AMBIGUOUS, row_map, reason=reason)
-    return judge(row_map, zeroed, tokens, table.rows)
+    judgement = judge(row_map, zeroed, tokens, table.rows)
+    clobbered = np.array(judgement.clobbered, np.int64)
+    return replace(judgement, narrowed=narrowed(graph, node.operands["index"], ids_input, clobbered))
 
 
 def _zeroed(graph: Graph, downstream: Downstream, ids_input: str, ids: Ids) -> Ids:

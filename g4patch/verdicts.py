@@ -6,8 +6,8 @@ model says the same of a table with fewer rows than there are ids: those beyond 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -40,6 +40,8 @@ class Verdict(StrEnum):
 
 
 INCONCLUSIVE = frozenset({Verdict.AMBIGUOUS, Verdict.CONDITIONAL})
+# What no edit of a graph makes right: the model has to be exported again.
+BEYOND_REPAIR = frozenset({Verdict.CLOBBERED, Verdict.ZERO_ROW})
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -77,7 +79,8 @@ class Judgement:
 
     `masked` are media ids that read the pad row, `missing` those that read their own; `clobbered` are ids that read a
     wrong row, `zeroed` media ids whose rows are overwritten with a constant after the lookup. `reason` is set where
-    `row_map` could not be made or trusted, and where it says why ids are wrong.
+    `row_map` could not be made or trusted, and where it says why ids are wrong. `narrowed` gives those of the clobbered
+    ids that a cast on the way cannot hold, by the address of the cast.
     """
 
     verdict: Verdict
@@ -87,6 +90,7 @@ class Judgement:
     clobbered: tuple[int, ...] = ()
     zeroed: tuple[int, ...] = ()
     reason: str = ""
+    narrowed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def domain(tokens: TokenFacts, rows: int, dtype: str | None) -> Ids:
@@ -129,6 +133,12 @@ def judge(row_map: RowMap, zeroed: Ids, tokens: TokenFacts, rows: int) -> Judgem
     verdict = _verdict(missing, clobbered, zeroed_media, tokens)
     reason = _reason(clobbered, rows, pad)
     return Judgement(verdict, row_map, masked, missing, clobbered, tuple(zeroed_media), reason)
+
+
+def some(ids: Sequence[int]) -> str:
+    """A few ids and how many there are in all, for a person to read."""
+    shown = ", ".join(str(token) for token in ids[:5])
+    return f"id {shown}" if len(ids) == 1 else f"{len(ids):,} ids ({shown}{', ...' if len(ids) > 5 else ''})"
 
 
 def _offset(ids: Ids, row_map: RowMap) -> int:

@@ -352,7 +352,7 @@ def behind_a_loop(ids: Any) -> Any:
         (masked_with_filled_pad, Verdict.PATCHED),
         (image_masked_by_not_equal, Verdict.PARTIAL),
         (clamped, Verdict.CLOBBERED),
-        (by_element, Verdict.AMBIGUOUS),
+        (by_element, Verdict.RAW),
         (by_column, Verdict.AMBIGUOUS),
         (in_batches, Verdict.AMBIGUOUS),
         (in_a_branch, Verdict.AMBIGUOUS),

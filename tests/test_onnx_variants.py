@@ -366,23 +366,27 @@ VARIANTS: dict[str, Variant] = {
         inputs=HIDDEN,
     ),
     "by GatherND, ids cast behind the repeat": Variant(
-        COORDINATES.replace("upright = Unsqueeze(wide, last)", "n = Cast <to = 7> (wide) upright = Unsqueeze(n, last)")
-        .replace("Max(column, arange)", "Max(column, small)"),
+        COORDINATES.replace(
+            "upright = Unsqueeze(wide, last)", "n = Cast <to = 7> (wide) upright = Unsqueeze(n, last)"
+        ).replace("Max(column, arange)", "Max(column, small)"),
         {**CUBE, "small": np.arange(L, dtype=np.int32)},
         inputs=HIDDEN,
         ids="int32[B,S]",
     ),
     "by GatherND, two coordinates, fp16": Variant(
-        COORDINATES.replace("found = GatherND(cube, at)", "half_wide = GatherND(cube, at) found = Cast <to = 1> (half_wide)"),
+        COORDINATES.replace("found = GatherND(cube, at)", "low = GatherND(cube, at) found = Cast <to = 1> (low)"),
         {**CUBE, "cube": floats(V, L, D, dtype="float16")},
         inputs=HIDDEN,
         edits=2,
     ),
     "by GatherElements, Expand": Variant(ELEMENTS.format("all = Expand(upright, wide)"), {"width": np.array([W])}),
-    "by GatherElements, Tile": Variant(ELEMENTS.format("all = Tile(upright, times)"), {"width": np.array([W]), "times": np.array([1, W])}),
+    "by GatherElements, Tile": Variant(
+        ELEMENTS.format("all = Tile(upright, times)"), {"width": np.array([W]), "times": np.array([1, W])}
+    ),
     "by GatherElements, fp16": Variant(
-        ELEMENTS.format("all = Tile(upright, times)").replace("found = ", "half_wide = ")
-        .replace("rows = Reshape(found", "found = Cast <to = 1> (half_wide) rows = Reshape(found"),
+        ELEMENTS.format("all = Tile(upright, times)")
+        .replace("found = ", "low = ")
+        .replace("rows = Reshape(found", "found = Cast <to = 1> (low) rows = Reshape(found"),
         {"width": np.array([W]), "times": np.array([1, W]), "table": floats(V, W, dtype="float16")},
         edits=2,
     ),
@@ -597,7 +601,9 @@ NOT_UNDERSTOOD: dict[str, Variant] = {
     ),
     "by GatherND, some layers": Variant(COORDINATES, {**CUBE, "cube": floats(V, L + 1, D)}, inputs=HIDDEN),
     "by GatherND, each layer its own id": Variant(
-        COORDINATES.replace("at = Concat", "moved = Add(upright, layer) at = Concat").replace("(upright, layer) f", "(moved, layer) f"),
+        COORDINATES.replace(
+            "at = Concat <axis = -1> (upright,", "moved = Add(upright, layer) at = Concat <axis = -1> (moved,"
+        ),
         CUBE,
         inputs=HIDDEN,
     ),

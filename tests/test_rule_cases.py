@@ -34,9 +34,9 @@ def said(finding: Finding) -> str:
 
 
 def plan(report: Report) -> str:
-    """What all rules say, those that edit first; what ple-raw-ids says of other verdicts is the verdict itself."""
+    """What all rules say, those that edit first; what ple-raw-ids says of most other verdicts is the verdict."""
     findings = sorted(report.findings, key=lambda found: (not (found.edits or found.withheld), found.rule))
-    known = (Verdict.RAW, Verdict.PARTIAL, Verdict.PATCHED)
+    known = (Verdict.RAW, Verdict.PARTIAL, Verdict.PATCHED, Verdict.CLOBBERED)
     if len(report.models) == 1 and report.subject.host_rows is None and report.subject.verdict not in known:
         assert not report.plan.edits
         findings = [found for found in findings if found.rule != "ple-raw-ids"]

@@ -12,7 +12,7 @@ from g4patch.places import Place, place_for_mask
 from g4patch.ple import GraphAnalysis, Lookup
 from g4patch.report import Finding, Severity, Subject
 from g4patch.tokens import TokenFacts
-from g4patch.verdicts import Verdict
+from g4patch.verdicts import Verdict, some
 
 if TYPE_CHECKING:
     from g4patch.rules import Rule
@@ -56,7 +56,7 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
     groups: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[tuple[Lookup, Place]]] = {}
     for lookup in analysis.lookups:
         if lookup.verdict in _NO_FIX:
-            yield _unfixable(rule, lookup, subject.tokens)
+            yield from _unfixable(rule, lookup)
         elif lookup.judgement.missing and lookup.verdict is not Verdict.OTHER_SCHEME:
             place = place_for_mask(analysis.graph, lookup, formats.of(subject.model).MASK_DTYPES, analysis.lookups)
             if isinstance(place, str):
@@ -73,11 +73,15 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
         yield replace(finding, edits=(edit,) if finding.severity is rule.severity else ())
 
 
-def _unfixable(rule: Rule, lookup: Lookup, tokens: TokenFacts) -> Finding:
+def _unfixable(rule: Rule, lookup: Lookup) -> Iterator[Finding]:
+    """What is wrong and stays so; for ids that a cast cannot hold, narrow-ids says it."""
     judgement = lookup.judgement
+    held = set(judgement.clobbered).difference(*judgement.narrowed.values())
+    if judgement.clobbered and not held:
+        return
     reads = {
-        Verdict.CLOBBERED: f"reads a wrong row for {_some(judgement.clobbered)}",
-        Verdict.ZERO_ROW: f"puts zeros instead of the pad row for {_some(judgement.zeroed)}",
+        Verdict.CLOBBERED: f"reads a wrong row for {some(sorted(held))}",
+        Verdict.ZERO_ROW: f"puts zeros instead of the pad row for {some(judgement.zeroed)}",
     }
     message = f"the PLE lookup {lookup.gather.address} {reads.get(lookup.verdict, 'is not understood')}"
     withheld = _NO_FIX[lookup.verdict]
@@ -85,7 +89,7 @@ def _unfixable(rule: Rule, lookup: Lookup, tokens: TokenFacts) -> Finding:
         message = f"{message}: {judgement.reason}"
     if judgement.reason and lookup.verdict is Verdict.CLOBBERED:
         withheld = "export again with a mask of the ids outside the table: these are too many to name one by one"
-    return Finding(
+    yield Finding(
         rule.id,
         rule.severity,
         message,
@@ -105,9 +109,3 @@ def _fault(rule: Rule, lookups: Sequence[Lookup], tokens: TokenFacts) -> Finding
         severity = Severity.NOTE
         message += ". Only Gemma 4's defaults name these ids: pass them as flags if the model has them"
     return Finding(rule.id, severity, message, lookups[0].graph, tuple(lookup.gather.address for lookup in lookups))
-
-
-def _some(ids: Sequence[int]) -> str:
-    """A few ids and how many there are in all."""
-    shown = ", ".join(str(token) for token in ids[:5])
-    return f"id {shown}" if len(ids) == 1 else f"{len(ids):,} ids ({shown}{', ...' if len(ids) > 5 else ''})"

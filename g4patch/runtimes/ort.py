@@ -20,6 +20,7 @@ from g4patch.runtimes import Unavailable
 from g4patch.view import Graph
 
 Feeds = Mapping[str, NDArray[Any]]
+NOTHING: Feeds = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class OrtProbe:
         model = self.cut(tuple(feeds), outputs)
         return self._start(model)(self._typed(model, feeds), outputs)
 
-    def _run(self, feed: str, fed: NDArray[np.int64], output: str, others: Feeds = MappingProxyType({})) -> NDArray[Any]:
+    def _run(self, feed: str, fed: NDArray[np.int64], output: str, others: Feeds = NOTHING) -> NDArray[Any]:
         """`output` [N, W] where `feed` is each of some prompts in turn: `fed` [P, ...] of N elements."""
         model = self.cut((feed, *others), (output,))
         run = self._start(model)

@@ -78,8 +78,3 @@ class Draft:
             name = node.operands["x"]
             node = self.producers.get(name)
         return name
-
-    def is_column(self, name: str) -> bool:
-        """Whether the last dimension of a value is one."""
-        shape = self.values[name].shape
-        return shape is not None and len(shape) > 0 and shape[-1] == 1

@@ -116,7 +116,7 @@ def _concat(native: Native) -> Meaning | None:
 
 
 def _broadcast_in_dims(native: Native) -> Meaning | None:
-    """Of one constant, or to the same shape, it changes nothing that the cone could tell."""
+    """To computed lengths. Of one constant, or to the same shape, it changes nothing that the cone could tell."""
     constant = native.constants.get(native.operands[0])
     before, after = native.values[native.operands[0]].shape, native.values[native.result].shape
     unchanged = before is not None and before == after and None not in before
@@ -144,16 +144,14 @@ def _others(native: Native) -> dict[str, int]:
 
 
 def _gather_nd(native: Native) -> Meaning | None:
-    """The last axis of the index holds coordinates: rows are gathered where it has one."""
     return Meaning(Op.GATHER, {"data": 0, "index": 1}, {"axis": 0, "nd": True})
 
 
 def _gather_along_axis(native: Native) -> Meaning | None:
-    """A gather of rows where the index was broadcast along the rows, which the view undoes."""
     axis, rank = native.integers(2), native.rank(0)
     if axis is None or rank is None:
         return None
-    return Meaning(Op.GATHER, {"data": 0, "index": 1}, {"axis": axis[0] % max(rank, 1), "nd": True})
+    return Meaning(Op.GATHER, {"data": 0, "index": 1}, {"axis": axis[0] % max(rank, 1), "along": True})
 
 
 def _matmul(native: Native) -> Meaning | None:
@@ -193,6 +191,20 @@ _READERS: dict[str, _Reader] = {
     "coreaix.copy_with_constraints": _plain(Op.IDENTITY, "x"),
     "coreaix.copy_discarding_constraints": _plain(Op.IDENTITY, "x"),
 }
+
+
+def stretched(native: Native) -> NDArray[np.int64] | None:
+    """The shape to which a broadcast along some axes by constants expands, other axes as 1; None for other ops."""
+    rank, lengths, axes = None, None, None
+    if native.name == "coreai.broadcast_in_dims":
+        rank, lengths, axes = native.rank(0), native.integers(1), native.integers(2)
+    if rank is None or lengths is None or axes is None or len(lengths) != len(axes):
+        return None
+    if any(not -rank <= axis < rank for axis in axes):
+        return None
+    shape = np.ones(rank, np.int64)
+    shape[list(axes)] = lengths
+    return shape
 
 
 def slice_rows(native: Native) -> NDArray[np.int64] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch.cone import depends_on
+from g4patch.cone import NotAMap, depends_on, repeated
 from g4patch.formats import Model
 from g4patch.formats.coreai.draft import Reading
 from g4patch.formats.coreai.model import Native, native
@@ -49,7 +49,11 @@ class _Probe:
         node = self.reading.graph.producer(output)
         if node is None or node.op is not Op.GATHER:
             raise Unavailable(f"{output} is not read by a gather")
-        return self._rows(ids_input, node.operands["index"], output, ids)
+        try:
+            index = repeated(self.reading.graph, node.operands["index"], ids_input).value
+        except NotAMap as error:
+            raise Unavailable(f"the row that is read {error.reason}") from error
+        return self._rows(ids_input, index, output, ids)
 
     def table(self, index: str, output: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The rows `[N]` of the table that `output` is gathered from: `[N, W]`. Raises Unavailable."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ class Program:
     numbers: Mapping[int, int]  # id() of an operation -> its number
     callees: Mapping[int, int]  # number of an invoke -> number of the graph it calls
     entries: Mapping[str, int]  # full names of graphs that are not private: hosts can run these, called or not
-    use_counts: Mapping[int, int]  # number of a value -> how many operands it is
 
 
 def number(dump: Dump) -> Program:
@@ -59,8 +57,7 @@ def number(dump: Dump) -> Program:
     callees = {at: _callee(op, symbols) for at, op in enumerate(ops) if op["name"] == "coreai.invoke"}
     entries = {name.replace("::", "."): at for name, at in symbols.items() if "priv" not in ops[at]["attributes"]}
     numbers = {id(op): at for at, op in enumerate(ops)}
-    use_counts = Counter(value for op in ops for value in op["operands"])
-    return Program(tuple(ops), tuple(results), arguments, numbers, callees, entries, use_counts)
+    return Program(tuple(ops), tuple(results), arguments, numbers, callees, entries)
 
 
 def _callee(op: Dump, symbols: Mapping[str, int]) -> int:

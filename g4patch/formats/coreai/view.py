@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from g4patch.errors import BundleError
 from g4patch.formats.coreai import types
 from g4patch.formats.coreai.draft import Draft, Place, Reading
-from g4patch.formats.coreai.gathers import row_index
-from g4patch.formats.coreai.ops import Meaning, Native, meaning, slice_rows
+from g4patch.formats.coreai.ops import Meaning, Native, meaning, slice_rows, stretched
 from g4patch.formats.coreai.program import Dump, Program
 from g4patch.formats.coreai.tables import table
 from g4patch.view import SMALL_CONSTANT, Graph, Op, Value
@@ -215,9 +214,11 @@ class _Builder:
             self._opaque(scope, op["name"], address, operands, results)
             return
         native = Native(op["name"], names, results[0], self.draft.values, self.draft.constants)
-        rows = slice_rows(native)
+        rows, shape = slice_rows(native), stretched(native)
         if rows is not None:
             self._slice(native, address, rows)
+        elif shape is not None:
+            self._stretch(scope, native, address, number, shape)
         elif op["name"].removeprefix("coreai.").endswith("not_equal"):
             self._not_equal(scope, native, number, address)
         else:
@@ -229,6 +230,14 @@ class _Builder:
         self.draft.constants[index] = rows
         operands = {"data": native.operands[0], "index": index}
         self.draft.emit(Op.GATHER, native.name, address, operands, (native.result,), {"axis": 0})
+
+    def _stretch(self, scope: _Scope, native: Native, address: str, number: int, to: NDArray[np.int64]) -> None:
+        """A broadcast along some axes: an expansion to a shape that the program does not have."""
+        shape = f"{native.result} shape"
+        self.draft.constants[shape] = to
+        operands, uses = {"x": native.operands[0], "shape": shape}, {"x": (number, 0)}
+        editable = not scope.calls
+        self.draft.emit(Op.EXPAND, native.name, address, operands, (native.result,), uses=uses, editable=editable)
 
     def _not_equal(self, scope: _Scope, native: Native, number: int, address: str) -> None:
         equal = f"{native.result} equal"
@@ -244,7 +253,6 @@ class _Builder:
         editable = not scope.calls
         if found.op is Op.GATHER:
             operands["data"] = self.draft.behind_calls(operands["data"])
-            editable = row_index(self.draft, self.program, native, operands, uses) and editable
         self.draft.emit(found.op, native.name, address, operands, (native.result,), found.attributes, uses, editable)
 
 

@@ -187,11 +187,10 @@ def _squeeze(call: Call) -> Translation | None:
 
 def _tile(call: Call) -> Translation | None:
     """`tile`, which is a broadcast where only axes of size 1 are repeated."""
-    repeats, shape = call.integers("reps"), call.shape("x")
-    if repeats is not None and shape is not None and len(repeats) == len(shape):
-        if all(count == 1 or size == 1 for count, size in zip(repeats, shape, strict=True)):
-            return Translation(Op.EXPAND, {"x": "x", "shape": "reps"}, {})
-    return Translation(Op.TILE, {"x": "x", "repeats": "reps"}, {})
+    repeats, shape = call.integers("reps") or (), call.shape("x")
+    broadcast = shape is not None and len(repeats) == len(shape)
+    broadcast = broadcast and all(count == 1 or size == 1 for count, size in zip(repeats, shape or (), strict=True))
+    return Translation(Op.EXPAND if broadcast else Op.TILE, {"x": "x", "shape" if broadcast else "repeats": "reps"}, {})
 
 
 def _slice(call: Call) -> Translation:

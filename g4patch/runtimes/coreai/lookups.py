@@ -109,10 +109,13 @@ def _values(
     fed = {name: _fed(folder / f"{name}.npy", value.type) for name, (_, value) in feeds.items()}
     rows_read: dict[Place, Array] = {}
     for place, name in indices.items():
-        rows = _rows(_index_for(source, feeds, source.operands(place)[1], fed, folder), tables[place])
+        index = _index_for(source, feeds, source.operands(place)[1], fed, folder).copy()
+        # A gather by coordinates has the row first, one along an axis has nothing else.
+        named = index[..., 0] if place[1].owner.name == "coreai.gather_nd" else index[...]
+        rows = _rows(named, tables[place])
         rows_read[place], at = np.unique(rows, return_inverse=True)
-        index_type = source.operands(place)[1][1].type
-        fed = {**fed, name: at.reshape(rows.shape).astype(numpy_dtype(index_type))}
+        named[...] = at.reshape(rows.shape)
+        fed = {**fed, name: index}
     types = {name: place[1].type for name, place in feeds.items()}
     types |= {name: source.operands(place)[1][1].type for place, name in indices.items()}
 
