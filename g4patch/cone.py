@@ -15,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g4patch.lanes import EVALUATORS, Array, Lane
-from g4patch.view import MOVING_OPS, SIZES, Graph, Node, Op, Shape, Value
+from g4patch.view import SIZES, VIEW_OPS, Graph, Node, Op, Shape, Value
 
 # Stand in for a dimension that the graph leaves open. Two lengths, since a cone may depend on the length it is fed;
 # both odd and different from 1, so that no power-of-two padding or broadcast hides a difference.
 _OPEN_LENGTHS = (9, 5)
 _SHUFFLE_SEED = 4
-# Ids by which it is seen how an index repeats them: for all ids it would be as large as the table.
-_SAMPLE = 64
 # Prompts longer than this are nobody's static shape; a declared one is an attempt to exhaust memory.
 _LONGEST_PROMPT = 2**20
 
@@ -102,77 +100,7 @@ def map_ids(graph: Graph, value: str, ids_input: str, ids: NDArray[np.int64]) ->
     Raises NotAMap where the value cannot be evaluated, has not one element an id, or depends on anything else: other
     inputs, the position in the prompt (tested by shuffling the ids), the length of the prompt.
     """
-    return _map(graph, value, ids_input, ids, _one_each)
-
-
-def map_rows(graph: Graph, gather: Node, shape: tuple[int, ...], ids_input: str, ids: NDArray[np.int64]) -> Array:
-    """The row that a gather along axis 0 of a table of a shape reads for each token id: int64 `[N]` for ids `[N]`.
-
-    Where its index repeats each id, by elements or by coordinates, it must read the whole row and nothing else.
-    Raises NotAMap as `map_ids` does.
-    """
-
-    def rows(index: Array, count: int) -> Array:
-        if gather.attributes.get("along"):
-            return _by_element(index, count, shape)
-        return _by_coordinates(index, count, shape) if gather.attributes.get("nd") else _one_each(index, count)
-
-    index = gather.operands["index"]
-    _mappable(graph, index, ids_input)
-    row = repeated(graph, index, ids_input)
-    if row.value == index:
-        return _map(graph, index, ids_input, ids, rows).astype(np.int64)
-    # What is in between only moves numbers, in the same way whatever they are.
-    some = np.linspace(0, len(ids) - 1, _SAMPLE).astype(np.int64)
-    seen = _map(graph, index, ids_input, ids[some], rows)
-    found = numbers(graph, index, ids_input, ids)
-    if not np.array_equal(found[some], seen):
-        raise NotAMap("is not the one that its index repeats")
-    return found.astype(np.int64)
-
-
-def numbers(graph: Graph, value: str, ids_input: str, ids: NDArray[np.int64]) -> Array:
-    """What a value holds, once or repeated, for each token id: `[N]` of its dtype for ids `[N]`. Raises NotAMap."""
-    row = repeated(graph, value, ids_input)
-    found = map_ids(graph, row.value, ids_input, ids)
-    for cast in row.casts:
-        found = cast_to(found, cast)
-    return found
-
-
-def cast_to(array: Array, cast: Node) -> Array:
-    """What a cast makes of an array. Raises NotAMap for dtypes that numpy has not."""
-    try:
-        with np.errstate(all="ignore"):
-            return array.astype(cast.attributes["dtype"])
-    except TypeError:
-        raise NotAMap(f"cannot be evaluated: {cast.native} at {cast.address}") from None
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """A value with one element an id, and the casts between it and an index that repeats it, in order."""
-
-    value: str
-    casts: tuple[Node, ...] = ()
-
-
-def repeated(graph: Graph, index: str, ids_input: str) -> Repeated:
-    """What an index repeats for each element, or coordinate, that it reads of a row: itself if it does not.
-
-    Raises NotAMap where anything but moves and casts stands in between.
-    """
-    count = math.prod(shape_of(graph, ids_input, ids_input))
-    value, casts = index, list[Node]()
-    while (size := math.prod(shape_of(graph, value, ids_input))) != count:
-        node = graph.producer(value)
-        onward = carriers(graph, node) if node is not None and node.op in MOVING_OPS else ()
-        if node is None or len(onward) != 1:
-            raise NotAMap(f"has {size} elements for {count} ids")
-        if node.op is Op.CAST:
-            casts.insert(0, node)
-        value = node.operands[onward[0]]
-    return Repeated(value, tuple(casts))
+    return evaluated(graph, value, ids_input, ids, one_each)
 
 
 def carriers(graph: Graph, node: Node) -> tuple[str, ...]:
@@ -184,11 +112,11 @@ def carriers(graph: Graph, node: Node) -> tuple[str, ...]:
     )
 
 
-def _map(
+def evaluated(
     graph: Graph, value: str, ids_input: str, ids: NDArray[np.int64], per_id: Callable[[Array, int], Array]
 ) -> Array:
     """Evaluate a value and take what it says of each id by `per_id`: prompts `[P, ...]` of N ids -> `[N]`."""
-    cone, declared = _mappable(graph, value, ids_input), graph.value(ids_input)
+    cone, declared = mappable(graph, value, ids_input), graph.value(ids_input)
 
     def run(ids: NDArray[np.int64], open_length: int) -> Array:
         fed = prompts(ids, declared.shape, open_length).astype(_dtype(declared))
@@ -203,7 +131,7 @@ def _map(
     return first
 
 
-def _mappable(graph: Graph, value: str, ids_input: str) -> Cone:
+def mappable(graph: Graph, value: str, ids_input: str) -> Cone:
     """The cone of a value, if that is made of the token ids alone by ops that can be evaluated. Raises NotAMap."""
     cone = trace(graph, value)
     others = [name for name in cone.inputs if name != ids_input]
@@ -217,19 +145,20 @@ def _mappable(graph: Graph, value: str, ids_input: str) -> Cone:
     return cone
 
 
+def per_id(graph: Graph, value: str) -> str:
+    """The value behind broadcasts and added axes, which has one element an id."""
+    node = graph.producer(value)
+    while node is not None and node.op in VIEW_OPS and node.op is not Op.CAST:
+        value = node.operands["x"]
+        node = graph.producer(value)
+    return value
+
+
 def shape_of(graph: Graph, value: str, ids_input: str, open_length: int = _OPEN_LENGTHS[0]) -> tuple[int, ...]:
     """The shape of a value for one prompt, with open dimensions as the evaluator feeds them. Raises NotAMap."""
     declared = graph.value(ids_input)
     feed = prompts(np.zeros(1, np.int64), declared.shape, open_length).astype(_dtype(declared))
     return _evaluate(graph, trace(graph, value), value, {ids_input: Lane(feed, True)}).shape[1:]
-
-
-def rows_rank(graph: Graph, gather: Node, table_rank: int, ids_input: str) -> int:
-    """The rank of what a gather puts out. Raises NotAMap."""
-    shape = shape_of(graph, gather.operands["index"], ids_input)
-    if gather.attributes.get("along"):
-        return len(shape)
-    return len(shape) + table_rank - (1 + shape[-1] if gather.attributes.get("nd") and shape else 1)
 
 
 def prompts(ids: NDArray[np.int64], shape: Shape | None, open_length: int) -> NDArray[np.int64]:
@@ -248,43 +177,10 @@ def _same(left: Array, right: Array) -> bool:
     return bool(np.array_equal(left, right, equal_nan=left.dtype.kind == "f"))
 
 
-def _one_each(index: Array, count: int) -> Array:
+def one_each(index: Array, count: int) -> Array:
     if index.size != count:
         raise NotAMap(f"has {index.size // len(index)} elements for {count // len(index)} ids")
     return index.reshape(-1)
-
-
-def _by_element(index: Array, count: int, shape: tuple[int, ...]) -> Array:
-    """Element `[n, w]` of the result is element `[index[n, w], w]` of the table."""
-    if index.shape[2:] != shape[1:] or index.size != count * math.prod(shape[1:]):
-        raise NotAMap("is read in part")
-    return _same_for_all(index.reshape(count, -1))
-
-
-def _by_coordinates(index: Array, count: int, shape: tuple[int, ...]) -> Array:
-    """The last axis of the index holds a row and its coordinates in the next axes: all that there are, in order."""
-    coordinates = index.shape[-1] if index.ndim > 1 else 0
-    if not 0 < coordinates <= len(shape):
-        raise NotAMap(f"is named by {coordinates} coordinates")
-    inside = shape[1:coordinates]
-    if index.size != count * math.prod(inside) * coordinates:
-        raise NotAMap("is read in part")
-    per_id = index.reshape(count, math.prod(inside), coordinates)
-    if not np.array_equal(per_id[..., 1:], np.broadcast_to(_grid(inside), per_id[..., 1:].shape)):
-        raise NotAMap("is read in part")
-    return _same_for_all(per_id[..., 0])
-
-
-def _grid(shape: tuple[int, ...]) -> Array:
-    """The coordinates of all elements, in order: `[elements, axes]`."""
-    return np.indices(shape).reshape(len(shape), math.prod(shape)).T
-
-
-def _same_for_all(rows: Array) -> Array:
-    if not np.all(rows == rows[:, :1]):
-        raise NotAMap("is put together of several rows")
-    first: Array = rows[:, 0]
-    return first
 
 
 def _dtype(declared: Value) -> np.dtype[Any]:

@@ -93,10 +93,10 @@ def _output_problems(
     if len(after) != len(ids):
         yield f"{len(after)} rows came out for {len(ids)} ids"
         return
-    own = was.table(old.index, old.output, old.judgement.row_map.take(ids))
-    expected = was.table(old.index, old.output, new.judgement.row_map.take(ids))
+    own = _table(was, old, old.judgement.row_map.take(ids))
+    expected = _table(was, old, new.judgement.row_map.take(ids))
     pad_row = old.judgement.row_map.row(pad_id)
-    pad = was.table(old.index, old.output, np.array([pad_row], np.int64))
+    pad = _table(was, old, np.array([pad_row], np.int64))
     yield from _unequal(ids, before, own, "the unpatched lookup does not read the row it should")
     yield from _unequal(ids, after, expected, "the lookup does not read the row it should")
     yield from _unequal(ids[media], after[media], np.repeat(pad, int(media.sum()), 0), "it is not the pad row")
@@ -107,6 +107,23 @@ def _output_problems(
     ]
     if same and not old.scales:
         yield f"id {same[0]}: no change shows; its row in the table equals the pad row"
+
+
+def _table(probe: Probe, lookup: Lookup, rows: Ids) -> NDArray[Any]:
+    """Rows of a lookup's table, or of the tables that it is split over: `[N, W]`."""
+    if not lookup.shards:
+        return probe.table(lookup.index, lookup.output, rows)
+    parts: list[tuple[NDArray[np.bool_], NDArray[Any]]] = []
+    for shard in lookup.shards:
+        own = (rows >= shard.first) & (rows < shard.first + shard.table.rows)
+        if own.any():
+            parts.append((own, probe.table(shard.index, shard.gather.output, rows[own] - shard.first)))
+    if not parts:
+        raise Unavailable("none of these rows is in a table")
+    found = np.zeros((len(rows), *parts[0][1].shape[1:]), parts[0][1].dtype)
+    for own, part in parts:
+        found[own] = part
+    return found
 
 
 def _ids_to_run(before: Subject, after: Subject, old: Lookup, new: Lookup) -> Ids:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from g4patch.cone import NotAMap, rows_rank, trace
+from g4patch.cone import NotAMap, trace
+from g4patch.rows import rows_rank
 from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Use, Value
 
 
@@ -30,9 +31,10 @@ class Downstream:
 
     `scale` is the product of the scalars they are multiplied with, None where paths disagree; `summed` what they stand
     for where they are added up, dequantised, None where that is not known. `tail` is the (L, D) of the reshape, or of
-    the concatenation of L parts. `sum` is what they are added up to with a projection, `output` the graph output that
-    they reach. `masks` are `mul`s by a function of the ids, `zeroing` `where`s against a constant, `selects` against
-    other rows. `factors` are gathers by which each row is scaled or shifted on its own.
+    the concatenation of L parts; `flat` where no such thing was seen, and `tail` is what the configuration says of the
+    width. `sum` is what they are added up to with a projection, `output` the graph output that they reach. `masks` are
+    `mul`s by a function of the ids, `zeroing` `where`s against a constant, `selects` against other rows. `factors` are
+    gathers by which each row is scaled or shifted on its own.
     """
 
     scale: float | None
@@ -44,6 +46,7 @@ class Downstream:
     selects: tuple[Select, ...]
     factors: tuple[Node, ...] = ()
     summed: Numbers | None = None
+    flat: bool = False
 
 
 @dataclass(frozen=True)

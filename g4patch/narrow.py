@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from g4patch.cone import NotAMap, cast_to, numbers, trace
+from g4patch.cone import NotAMap, trace
+from g4patch.rows import cast_to, numbers
 from g4patch.verdicts import Ids
 from g4patch.view import Graph, Node, Op
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from g4patch import recognise
-from g4patch.cone import NotAMap, map_ids, map_rows, repeated, trace
+from g4patch.cone import NotAMap, map_ids, per_id, trace
 from g4patch.downstream import Downstream, Select, follow
-from g4patch.errors import BundleError
-from g4patch.narrow import narrowed
+from g4patch.lookups import judge_lookup, row_value
+from g4patch.shards import JOINED, Shard, joined, shards
 from g4patch.tokens import TokenFacts
-from g4patch.verdicts import Ids, Judgement, RowMap, Verdict, domain, judge, worst
-from g4patch.view import VIEW_OPS, Graph, Node, Op, Table
+from g4patch.verdicts import Judgement, Verdict, domain, worst
+from g4patch.view import Graph, Node, Table
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,12 @@ class Splice:
 class Lookup:
     """One gather that reads the PLE table, and all that was found out about it.
 
-    `index` is the row that is read for each id: the gather's index, or what that repeats.
+    `index` is the row that is read for each id: the gather's index, or what that repeats. Of a vocabulary that is split
+    over several tables, `gather` is one from them all, which stands for the `where` between them in the joined graph.
     `combined` is the value that the layers get, None where nothing is summed; `layers_used` are the layers whose slices
     of it the graph takes, None where that is unclear. `scales` is the gather
-    whose rows this one's scale, "" where it reads the PLE rows themselves.
+    whose rows this one's scale, "" where it reads the PLE rows themselves. `flat` is D where `combined` is `[.., L*D]`,
+    else 0.
     """
 
     graph: str
@@ -64,6 +64,12 @@ class Lookup:
     layers_used: frozenset[int] | None
     judgement: Judgement
     scales: str = ""
+    flat: int = 0
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The tables of a split vocabulary, whose gathers this one stands for; else nothing."""
+        return shards(self.gather)
 
     @property
     def output(self) -> str:
@@ -108,8 +114,10 @@ _Candidate = tuple[Node, Table, Downstream, tuple[str, ...]]
 def analyse(graph: Graph, tokens: TokenFacts) -> GraphAnalysis:
     """Everything that can be said about PLE in a graph without weights and without running it.
 
-    Raises BundleError where the pad id is not a row of the PLE table.
+    The graph of the result is the joined one, see `g4patch.shards`. Raises BundleError where the pad id is not a row of
+    the PLE table.
     """
+    graph = joined(graph)
     found: list[_Candidate] = []
     embeddings: list[tuple[Node, Table, Downstream]] = []
     others: list[tuple[Node, Table]] = []
@@ -200,12 +208,18 @@ def _suspects(
     rows = rows or max(tokens.media.values(), default=0) + 1
     for node, table in others:
         roots = recognise.integer_roots(graph, node.operands["index"])
-        entries = table.shape[recognise.gather_axis(node, table)]
-        if entries >= rows and (not ids_inputs or roots & ids_inputs):
+        if _entries(node, table, others) >= rows and (not ids_inputs or roots & ids_inputs):
             yield node
     for node, roots in (*recognise.other_readers(graph, rows), *recognise.open_gathers(graph, tokens)):
         if not ids_inputs or roots & ids_inputs:
             yield node
+
+
+def _entries(node: Node, table: Table, others: Sequence[tuple[Node, Table]]) -> int:
+    """What a gather chooses from: of rows, with those of its table's like, over which a vocabulary may be split."""
+    axis = recognise.gather_axis(node, table)
+    alike = {one.name: one.rows for _, one in others if one.shape[1:] == table.shape[1:]}
+    return sum(alike.values()) if axis == 0 else table.shape[axis]
 
 
 def _lookup(
@@ -221,18 +235,20 @@ def _lookup(
     ids_input = recognise.ids_input(graph, index)
     assert ids_input is not None
     assert downstream.tail is not None
-    path = (ids_input, *(step.native for step in trace(graph, index).nodes), node.native)
-    judgement = _judge(graph, node, table, ids_input, downstream, tokens)
+    steps = (step.native for step in trace(graph, index).nodes if step.native != JOINED)
+    path = (ids_input, *steps, node.native)
+    judgement = judge_lookup(graph, node, table, ids_input, downstream, tokens)
     if judgement.verdict is Verdict.RAW and any(splice.outside and not splice.ids for splice in splices):
         reason = "rows are spliced by ids outside the vocabulary, so the media ids are never fed"
         judgement = replace(judgement, verdict=Verdict.OTHER_SCHEME, reason=reason)
     layers, width = downstream.tail
     combined = recognise.combined(graph, downstream.sum) if downstream.sum else None
-    used = recognise.layers_used(graph, combined, layers) if combined else None
+    flat = width if downstream.flat else 0
+    used = recognise.layers_used(graph, combined, layers, flat) if combined else None
     return Lookup(
         graph=graph.name,
         gather=node,
-        index=_repeated(graph, index, ids_input),
+        index=row_value(graph, index, ids_input),
         table=table,
         ids_input=ids_input,
         layers=layers,
@@ -243,68 +259,13 @@ def _lookup(
         combined=combined,
         layers_used=used,
         judgement=judgement,
+        flat=flat,
     )
-
-
-def _repeated(graph: Graph, index: str, ids_input: str) -> str:
-    try:
-        return repeated(graph, index, ids_input).value
-    except NotAMap:
-        return index
-
-
-def _judge(
-    graph: Graph, node: Node, table: Table, ids_input: str, downstream: Downstream, tokens: TokenFacts
-) -> Judgement:
-    if tokens.pad_id >= table.rows:
-        raise BundleError(
-            f"the pad id {tokens.pad_id} ({tokens.pad.source}) is not a row of the PLE table, which has {table.rows}",
-            "pass --pad-token-id",
-        )
-    ids = domain(tokens, table.rows, graph.value(ids_input).dtype)
-    try:
-        rows = map_rows(graph, node, table.shape, ids_input, ids)
-        zeroed = _zeroed(graph, downstream, ids_input, ids)
-    except NotAMap as error:
-        verdict = Verdict.CONDITIONAL if error.conditional else Verdict.AMBIGUOUS
-        return Judgement(verdict, reason=f"the row that is read {error.reason}")
-    row_map = RowMap(ids, rows)
-    if downstream.selects:
-        reason = f"the rows are replaced by others at {downstream.selects[0].node.address}"
-        return Judgement(Verdict.AMBIGUOUS, row_map, reason=reason)
-    for modality, token in tokens.media.items():
-        if token >= table.rows and row_map.row(token) == token and tokens.token(modality).by_default:
-            reason = f"{modality} {token} is not one of the table's {table.rows} rows: which ids has this model?"
-            return Judgement(Verdict.AMBIGUOUS, row_map, reason=reason)
-    judgement = judge(row_map, zeroed, tokens, table.rows)
-    clobbered = np.array(judgement.clobbered, np.int64)
-    return replace(judgement, narrowed=narrowed(graph, node.operands["index"], ids_input, clobbered))
-
-
-def _zeroed(graph: Graph, downstream: Downstream, ids_input: str, ids: Ids) -> Ids:
-    """Ids whose rows a mask behind the lookup overwrites with zeros or another constant."""
-    hit = np.zeros(len(ids), bool)
-    for _, mask in downstream.masks:
-        hit |= map_ids(graph, _per_id(graph, mask), ids_input, ids) == 0
-    for select in downstream.zeroing:
-        condition = _per_id(graph, select.node.operands["condition"])
-        hit |= map_ids(graph, condition, ids_input, ids).astype(bool) != select.kept_when_true
-    zeroed: Ids = ids[hit]
-    return zeroed
-
-
-def _per_id(graph: Graph, value: str) -> str:
-    """The value behind broadcasts and added axes, which has one element an id."""
-    node = graph.producer(value)
-    while node is not None and node.op in VIEW_OPS and node.op is not Op.CAST:
-        value = node.operands["x"]
-        node = graph.producer(value)
-    return value
 
 
 def _splice(graph: Graph, select: Select, table: Table, tokens: TokenFacts) -> Splice:
     """Which ids of the vocabulary take the other branch of a `where` that token-embedding rows meet."""
-    condition = _per_id(graph, select.node.operands["condition"])
+    condition = per_id(graph, select.node.operands["condition"])
     rows = recognise.handed_in(graph, recognise.other_branch(select), table.width)
     splice = Splice(select.node, rows, condition, select.kept_when_true)
     roots = recognise.integer_roots(graph, condition)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from g4patch.cone import depends_on
-from g4patch.downstream import Downstream, Select, follow, is_integer
+from g4patch.downstream import Downstream, Select, follow, is_integer, reshape_tail
 from g4patch.tokens import TokenFacts
-from g4patch.view import VIEW_OPS, Graph, Node, Op, Table, Value
+from g4patch.view import SIZES, VIEW_OPS, Graph, Node, Op, Table, Value
 
 # A scale written in fp16 or bf16 is off by up to 2^-8; the next plausible scale is far further away.
 _SCALE_TOLERANCE = 2**-8
@@ -109,17 +109,20 @@ def integer_roots(graph: Graph, value: str) -> frozenset[str]:
 
 def ids_input(graph: Graph, index: str) -> str | None:
     """The graph input whose numbers an index hands on: the ids themselves, not what only conditions on them."""
-    found = depends_on(graph, index, leave=("condition", "shape"))
+    found = depends_on(graph, index, leave={"condition", *SIZES})
     return min(found) if len(found) == 1 else None
 
 
 def with_configured_tail(width: int, downstream: Downstream, tokens: TokenFacts) -> Downstream:
-    """Rows that are put out flat, with the L and D of the configuration, unless they may be the token embedding."""
+    """Rows that are put out or summed flat, with the L and D of the configuration.
+
+    Not so where they may be the token embedding.
+    """
     layers, inner = tokens.layers, tokens.layer_width
     if not layers or not inner or layers * inner != width or width == tokens.hidden_size:
         return downstream
-    flat = downstream.tail is None and downstream.output and not downstream.selects
-    return replace(downstream, tail=(layers, inner)) if flat else downstream
+    flat = downstream.tail is None and (downstream.output or downstream.sum) and not downstream.selects
+    return replace(downstream, tail=(layers, inner), flat=True) if flat else downstream
 
 
 def ple_evidence(width: int, downstream: Downstream, tokens: TokenFacts) -> tuple[str, ...]:
@@ -131,7 +134,9 @@ def ple_evidence(width: int, downstream: Downstream, tokens: TokenFacts) -> tupl
     if not (downstream.sum or downstream.output or configured):
         return ()
     part = "" if width == layers * inner else " of "
-    lines = [f"width {width}{part or ' = '}{layers} x {inner}", f"reshape to [..,{layers},{inner}]"]
+    lines = [f"width {width}{part or ' = '}{layers} x {inner}"]
+    if not downstream.flat:
+        lines.append(f"reshape to [..,{layers},{inner}]")
     if is_scale(downstream.scale, inner):
         lines.append(f"scale sqrt({inner})")
     if downstream.sum:
@@ -201,40 +206,42 @@ def combined(graph: Graph, total: str) -> str:
     return total
 
 
-def layers_used(graph: Graph, value: str, layers: int) -> frozenset[int] | None:
-    """Which layers' slices of a value `[.., L, D]` the graph takes: all where it is put out; None where unclear.
+def layers_used(graph: Graph, value: str, layers: int, flat: int = 0) -> frozenset[int] | None:
+    """Which layers' slices of a value the graph takes: all where it is put out; None where unclear. See `slices`.
 
     A stage that does not take the first slice is not the first stage.
     """
-    found = slices(graph, value, layers)
+    found = slices(graph, value, layers, flat)
     return frozenset().union(*(taken for taken, _ in found)) or None if found is not None else None
 
 
-def slices(graph: Graph, value: str, layers: int) -> list[tuple[frozenset[int], str]] | None:
-    """The layers whose slices of a value `[.., L, D]` are taken, and the value that holds them; None where unclear.
+def slices(graph: Graph, value: str, layers: int, flat: int = 0) -> list[tuple[frozenset[int], str]] | None:
+    """The layers whose slices of a value are taken, and the value that holds them; None where unclear.
 
-    A value that is put out holds them all.
+    The value is `[.., L, D]`, or `[.., L*D]` where `flat` is D. A value that is put out holds them all.
     """
     found: list[tuple[frozenset[int], str]] = []
-    queue = [value]
+    queue = [(value, flat)]
     while queue:
-        name = queue.pop()
+        name, width = queue.pop()
         if name in graph.outputs:
             found.append((frozenset(range(layers)), name))
         for use, node in graph.consumers(name):
             if node.op in VIEW_OPS and use.operand == "x":
-                queue.append(node.output)
-            elif node.op is Op.GATHER and use.operand == "data" and node.attributes["axis"] in (2, -2):
+                queue.append((node.output, 0 if reshape_tail(graph, node, layers * width) else width))
+            elif node.op is Op.GATHER and use.operand == "data" and node.attributes["axis"] in (2, -2) and not width:
                 indices = graph.integers(node.operands["index"]) or ()
                 found.append((frozenset(index % layers for index in indices), node.output))
-            elif node.op is Op.SLICE and (span := _along_layers(node)) is not None:
-                found.append((frozenset(range(layers)[slice(*span)]), node.output))
+            elif node.op is Op.SLICE and (span := _along_layers(node, -1 if width else -2)) is not None:
+                each = [layer for layer in range(layers) for _ in range(width or 1)]
+                found.append((frozenset(each[slice(*span)]), node.output))
             elif node.op is not Op.SHAPE and name not in graph.outputs:
                 return None
     return found
 
 
-def _along_layers(node: Node) -> tuple[int, int] | None:
+def _along_layers(node: Node, axis: int) -> tuple[int, int] | None:
+    """The bounds of a slice along an axis, counted from the back, which is the third."""
     ranges = node.attributes.get("ranges", {})
-    span: tuple[int, int] | None = ranges.get(2, ranges.get(-2))
+    span: tuple[int, int] | None = ranges.get(2, ranges.get(axis))
     return span

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from g4patch import recognise
-from g4patch.cone import NotAMap, map_ids
+from g4patch.cone import NotAMap
 from g4patch.edits import Plan
 from g4patch.places import condition_path
 from g4patch.ple import Lookup
 from g4patch.report import Check, Status, Subject
+from g4patch.rows import map_rows
 from g4patch.sidecars import HostRows
 from g4patch.tokens import TokenFacts
 from g4patch.verdicts import Ids, RowMap, Verdict, domain
@@ -127,7 +128,7 @@ def _rows_read(graph: Graph | None, gather: str, tokens: TokenFacts) -> Ids | No
         ids_input = recognise.ids_input(graph, index)
         if ids_input is None:
             return None
-        return map_ids(graph, index, ids_input, domain(tokens, table.rows, graph.value(ids_input).dtype))
+        return map_rows(graph, node, table.shape, ids_input, domain(tokens, table.rows, graph.value(ids_input).dtype))
     except (KeyError, NotAMap):
         return None
 

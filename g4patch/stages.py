@@ -52,7 +52,8 @@ def stage_of(analysis: GraphAnalysis, tokens: TokenFacts) -> Stage:
     """A graph as a part of the model; whatever is not shown by structure is left out."""
     graph = analysis.graph
     rows = _per_layer_rows(analysis)
-    after = dict(_after_layers(graph, *rows)) if rows is not None else {}
+    flat = max((lookup.flat for lookup in analysis.lookups), default=0)
+    after = dict(_after_layers(graph, *rows, flat)) if rows is not None else {}
     layers = tuple(sorted(after))
     hidden = _hidden_size(graph, after, tokens)
     inputs = dict(_inputs(analysis, rows, layers, hidden, tokens))
@@ -84,9 +85,9 @@ def _per_layer_rows(analysis: GraphAnalysis) -> tuple[str, int] | None:
     return (given, shape[-2]) if len(shape) == 4 and shape[-2] else None
 
 
-def _after_layers(graph: Graph, rows: str, layers: int) -> Iterator[tuple[int, str]]:
+def _after_layers(graph: Graph, rows: str, layers: int, flat: int) -> Iterator[tuple[int, str]]:
     """For each layer that takes a slice of its own, the hidden state behind it."""
-    for taken, value in slices(graph, rows, layers) or ():
+    for taken, value in slices(graph, rows, layers, flat) or ():
         if len(taken) == 1 and (total := _residual_sum(graph, value)) is not None:
             yield next(iter(taken)), _scaled(graph, total)
 

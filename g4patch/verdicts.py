@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 # Ids just outside the vocabulary that are evaluated too: they show range masks and other ways to mark media rows.
 _BEYOND = 8
 # No vocabulary is larger; a declared one that is would only exhaust memory.
-_LARGEST_VOCABULARY = 2**24
+LARGEST_VOCABULARY = 2**24
 
 
 class Verdict(StrEnum):
@@ -100,7 +100,7 @@ def domain(tokens: TokenFacts, rows: int, dtype: str | None) -> Ids:
     """
     media = list(tokens.media.values())
     size = max(tokens.vocabulary or 0, rows)
-    if max(size, *media, 0) > _LARGEST_VOCABULARY:
+    if max(size, *media, 0) > LARGEST_VOCABULARY:
         raise BundleError(f"a vocabulary of {max(size, *media):,} ids is not plausible", "is the file damaged?")
     beyond = sorted({*range(size, size + _BEYOND), *(token for token in media if token >= size)})
     negatives = sorted({-1, -2, -size, *(-token for token in media if token)})

@@ -167,6 +167,37 @@ def _along_axis(type: Any) -> None:
     _stage(type, lookup, "8")
 
 
+def _coordinates(type: Any) -> None:
+    """A table [V,L,D] by row and layer, as torch's `table[ids.unsqueeze(-1), arange(L)]`."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        last, count = ops.constant(np.array([2], np.int32)), ops.constant(np.array([LAYERS], np.uint32))
+        wide = ops.broadcast_in_dims(ops.expand_dims(ids, last), count, last)
+        layers = ops.constant(np.broadcast_to(np.arange(LAYERS, dtype=np.int32)[:, None], (1, 8, LAYERS, 1)).copy())
+        rows = ops.expand_dims(wide, ops.constant(np.array([3], np.int32)))
+        index = ops.concat(ops.constant(np.array(3, np.int32)), [rows, layers])
+        return ops.gather_nd(ops.constant(TABLE.reshape(ROWS, LAYERS, INNER).astype(np.float32)), index)
+
+    _stage(type, lookup, "8")
+
+
+def _halves(type: Any) -> None:
+    """A vocabulary that is split over two tables."""
+    from coreai._compiler.dialects import coreai as ops
+
+    def lookup(ids: Any, _: Any) -> Any:
+        half, zero = (ops.constant(np.array(number, np.int32)) for number in (ROWS // 2, 0))
+        is_lower, above = ops.broadcasting_greater(half, ids), ops.broadcasting_sub(ids, half)
+        tables = [ops.constant(part.astype(np.float32)) for part in np.split(TABLE, 2)]
+        lower = _gather(tables[0], ops.broadcasting_where(is_lower, ids, zero))
+        upper = _gather(tables[1], ops.broadcasting_where(is_lower, zero, above))
+        column = ops.expand_dims(is_lower, ops.constant(np.array([2], np.int32)))
+        return ops.broadcasting_where(column, lower, upper)
+
+    _stage(type, lookup)
+
+
 def _int8(type: Any) -> None:
     """A scale and two offsets a row."""
     from coreai._compiler.dialects import coreai as ops
@@ -312,6 +343,8 @@ KINDS: dict[str, Callable[[Any], None]] = {
     "externalised": _externalised,
     "open-table": _open_table,
     "along-axis": _along_axis,
+    "coordinates": _coordinates,
+    "halves": _halves,
     "int8": _int8,
     "one-scale": _one_scale,
     "dequantize": _dequantize,

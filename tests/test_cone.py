@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from g4patch.cone import NotAMap, map_ids, prompts
+from g4patch.cone import NotAMap, evaluated, map_ids, prompts
 from g4patch.formats.onnx.view import build
 from g4patch.view import Graph
 
@@ -104,6 +104,26 @@ def test_evaluator_agrees_with_the_reference(model: onnx.ModelProto) -> None:
     output = model.graph.output[0].name
     (expected,) = ReferenceEvaluator(model).run(None, {"ids": IDS[np.newaxis]})
     assert np.array_equal(map_ids(graph_of(model), output, "ids", IDS), np.reshape(expected, -1))
+
+
+@pytest.mark.parametrize(
+    ("body", "consts"),
+    [
+        ("r = Unsqueeze(ids, a) y = Tile(r, t)", "int64[1] a = {2}, int64[3] t = {1, 1, 3}"),
+        ("r = Unsqueeze(ids, a) s = Tile(r, t) y = Tile(s, t)", "int64[1] a = {2}, int64[3] t = {1, 1, 2}"),
+        ("r = Unsqueeze(ids, a) y = Concat <axis = -1> (r, r)", "int64[1] a = {2}"),
+        (
+            "r = Unsqueeze(ids, a) n = Shape(r) s = Expand(one, n) y = Concat <axis = 2> (s, r)",
+            "int64[1] a = {2}, int64[1] one = {7}",
+        ),
+    ],
+)
+def test_repeated_ids_agree_with_the_reference(body: str, consts: str) -> None:
+    text = f'<ir_version: 10, opset_import: ["" : 20]> g (int64[1,S] ids) => (int64[1,S,K] y) <{consts}> {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    (expected,) = ReferenceEvaluator(model).run(None, {"ids": IDS[np.newaxis]})
+    found = evaluated(graph_of(model), "y", "ids", IDS, lambda value, count: value.reshape(count, -1))
+    assert np.array_equal(found, expected[0])
 
 
 def parsed(body: str, consts: str = "", inputs: str = "int64[1,S] ids") -> Graph:

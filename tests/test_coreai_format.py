@@ -81,9 +81,9 @@ def mask(model: Model, ids: tuple[int, ...] = MEDIA, pad: int = PAD) -> Plan:
     edits = []
     for analysis in analysed(model):
         for lookup in analysis.lookups:
-            place = place_for_mask(analysis.graph, lookup, coreai.MASK_DTYPES)
+            place = place_for_mask(analysis.graph, lookup, coreai.MASK_DTYPES, pad)
             assert isinstance(place, Place)
-            edits.append(mask_ids(analysis.graph, place.value, [place.use], ids, pad, "test"))
+            edits.append(mask_ids(analysis.graph, place.value, place.uses, ids, pad, "test"))
     return Plan(tuple(edits))
 
 

@@ -78,10 +78,10 @@ def mask(model: Model, tokens: TokenFacts = TOKENS) -> Plan:
     edits = []
     for graph in model.graphs:
         for lookup in ple.analyse(graph, tokens).lookups:
-            place = places.place_for_mask(graph, lookup, coreml.MASK_DTYPES)
+            place = places.place_for_mask(graph, lookup, coreml.MASK_DTYPES, 0)
             assert not isinstance(place, str), place
             missing = lookup.judgement.missing
-            edits.append(mask_ids(graph, place.value, [place.use], missing, 0, "ple-raw-ids", place.casts))
+            edits.append(mask_ids(graph, place.value, place.uses, missing, 0, "ple-raw-ids", place.casts))
     return Plan(tuple(edits))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from g4patch import check, engine, fix, reference
-from g4patch.report import Outcome, Status
+from g4patch.report import Outcome, Severity, Status
 from g4patch.runtimes.mil import Interpreter, Weights, read_function
 from g4patch.verdicts import Verdict
 from tests.conftest import SAMPLES, needs_build_python, tree
@@ -57,11 +57,19 @@ MENDED = {
     "indexed": ("gather", "const"),
     "index_select": ("gather", "const"),
     "rank 3": ("gather", "const"),
+    "gather_nd": ("gather_nd", "const"),
+    "gather_along_axis": ("gather_along_axis", "const"),
     "split tables": ("gather", "const"),
     "pipeline": ("gather", "const"),
+    "stacked tables": ("gather", "const"),
+    "table of rank 3": ("gather", "const"),
+    "flat": ("gather", "const"),
+    "split vocabulary": ("gather", "const"),
 }
-# Not mended, and why. The splice could be, but then the reference does not agree, and nothing is published.
-AMBIGUOUS = {"gather_nd": "stack at", "gather_along_axis": "tile at"}
+# Our mask comes behind a reshape of the ids there, coremltools' before it.
+RESHAPED = frozenset({"index_select", "gather_along_axis", "gather_nd"})
+# coremltools' casts, and the first id that each cannot hold.
+NARROW = {"gather_nd in 16 bits": {"uint16": 65_536}, "clamp in 16 bits": {"float16": 2_049}}
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +177,9 @@ def test_the_variant_is_what_it_is_called(mended: Path) -> None:
     for analysis in engine.open_model(mended).analyses:
         ops = Ops(functions(mended)[analysis.graph.name])
         for found in analysis.lookups:
-            gather = ops.by_output[found.gather.output]
-            assert gather.type == lookup
-            assert ops.operand(gather, "x").type == stored
+            for gather in [ops.by_output[shard.gather.output] for shard in found.shards or (found,)]:
+                assert gather.type == lookup
+                assert ops.operand(gather, "x").type == stored
 
 
 def test_coremltools_loads_it(mended: Path) -> None:
@@ -184,7 +192,7 @@ def test_coremltools_loads_it(mended: Path) -> None:
 def test_the_mask_is_what_coremltools_writes(mended: Path) -> None:
     """Field by field: types, parameters, attributes, values and output types of the ops and of their constants."""
     converted = functions(mended.parent / "mended" / "stage.mlpackage")
-    flat = mended.parent.name == "index_select"  # our mask comes after the reshape of the ids to [S] there
+    flat = mended.parent.name in RESHAPED
     for name, function in functions(mended).items():
         ours, theirs = Ops(function, flat), Ops(converted[name], flat)
         expected = [theirs.fields(op) for op in theirs.masks()]
@@ -223,16 +231,27 @@ def test_it_computes_what_the_conversion_of_the_mended_module_does(mended: Path)
     assert compared >= 3
 
 
-@pytest.mark.parametrize("name", AMBIGUOUS)
-def test_what_is_not_understood_is_left_alone(name: str, variants: Path) -> None:
+@pytest.mark.parametrize("name", NARROW)
+def test_ids_that_a_cast_cannot_hold(name: str, variants: Path) -> None:
+    """As coremltools makes it: no edit mends it, and one rule says so."""
     bundle = variants / name / "stage.mlpackage"
     before = tree(bundle.parent)
     report = fix(bundle)
-    assert report.subject.verdict is Verdict.AMBIGUOUS
-    (said,) = [finding.message for finding in report.findings if finding.rule == "ple-raw-ids"]
-    assert AMBIGUOUS[name] in said
-    assert report.exit_code == 1
+    assert report.subject.verdict is Verdict.CLOBBERED
+    assert (report.outcome, report.exit_code) == (Outcome.FOUND, 1)
     assert tree(bundle.parent) == before
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    assert {finding.rule for finding in errors} - {"splice-misses-rows"} == {"narrow-ids"}
+    ((dtype, first),) = NARROW[name].items()
+    assert f"to {dtype} cannot hold" in errors[0].message
+    assert f"({first}, " in errors[0].message
+    # The interpreter agrees: the id reads the row of the one that the cast makes of it.
+    (interpreter,) = interpreters(bundle).values()
+    (lookup,) = engine.open_model(bundle).analyses[0].lookups
+    other = int(np.array(first).astype(dtype).astype(np.int64))
+    ids = np.array([[first, other, 7, 7, 7, 7, 7, 7]], np.int32)
+    rows = interpreter.run({"input_ids": ids}, [lookup.output])[lookup.output][0].reshape(8, -1)
+    assert rows[0].tobytes() == rows[1].tobytes() != rows[2].tobytes()
 
 
 def test_a_prompt_goes_on_in_the_states(variants: Path) -> None:

@@ -203,6 +203,13 @@ SUM = """
   per_layer_inputs = Mul(total, half)
 """
 HIDDEN = f", float[B,S,{H}] hidden"
+HALVES = """
+    low = Less(input_ids, half_many) above = Sub(input_ids, half_many)
+    low_index = Where(low, input_ids, zero) high_index = Where(low, zero, above)
+    lower = Gather(t_low, low_index) upper = Gather(t_high, high_index)
+    column = Unsqueeze(low, last) rows = Where(column, lower, upper)
+"""
+SHARDS = {"half_many": np.array(V // 2), "t_low": floats(V // 2, W), "t_high": floats(V // 2, W)}
 # As torch.onnx writes table[ids.unsqueeze(-1), arange(L)] and torch.gather(table, 0, ids.expand(..)).
 COORDINATES = (
     """
@@ -390,6 +397,59 @@ VARIANTS: dict[str, Variant] = {
         {"width": np.array([W]), "times": np.array([1, W]), "table": floats(V, W, dtype="float16")},
         edits=2,
     ),
+    "split vocabulary": Variant(HALVES, SHARDS),
+    "split vocabulary, the upper part first": Variant(
+        HALVES.replace("Less(input_ids, half_many)", "GreaterOrEqual(input_ids, half_many)")
+        .replace("Where(low, input_ids, zero)", "Where(low, zero, input_ids)")
+        .replace("Where(low, zero, above)", "Where(low, above, zero)")
+        .replace("Where(column, lower, upper)", "Where(column, upper, lower)"),
+        SHARDS,
+    ),
+    "split vocabulary, by GatherND": Variant(
+        HALVES.replace(
+            "lower = Gather(t_low, low_index)", "at = Unsqueeze(low_index, last) lower = GatherND(t_low, at)"
+        ),
+        SHARDS,
+    ),
+    "split vocabulary, ids clipped": Variant(
+        HALVES.replace("Where(low, input_ids, zero)", "Min(input_ids, last_low)").replace(
+            "Where(low, zero, above)", "Max(above, zero)"
+        ),
+        {**SHARDS, "last_low": np.array(V // 2 - 1)},
+    ),
+    "split vocabulary, int32": Variant(
+        "ids = Cast <to = 7> (input_ids)" + HALVES.replace("input_ids", "ids"), SHARDS, ids="int32[B,S]"
+    ),
+    "split vocabulary, fp16": Variant(
+        HALVES.replace("rows = ", "found = ") + "rows = Cast <to = 1> (found)",
+        {**SHARDS, "t_low": floats(V // 2, W, dtype="float16"), "t_high": floats(V // 2, W, dtype="float16")},
+        edits=3,
+    ),
+    "split vocabulary, a comparison that feeds something else": Variant(
+        HALVES
+        + "positive = GreaterOrEqual(input_ids, zero) used = Not(positive)"
+        + TAIL.replace("per_layer_inputs =", "whole =")
+        + "no = Cast <to = 1> (used) nothing = ReduceMax <keepdims = 0> (no) per_layer_inputs = Add(whole, nothing)",
+        SHARDS,
+        inputs=HIDDEN,
+    ),
+    "split vocabulary, in three": Variant(
+        """
+        first = Less(input_ids, eight) most = Less(input_ids, sixteen)
+        i0 = Where(first, input_ids, zero) from8 = Sub(input_ids, eight) over = Max(from8, zero)
+        i1 = Min(over, seven) from16 = Sub(input_ids, sixteen) i2 = Max(from16, zero)
+        r0 = Gather(t_0, i0) r1 = Gather(t_1, i1) r2 = Gather(t_2, i2)
+        c0 = Unsqueeze(first, last) c1 = Unsqueeze(most, last) r12 = Where(c1, r1, r2) rows = Where(c0, r0, r12)
+        """,
+        {
+            "eight": np.array(8),
+            "seven": np.array(7),
+            "sixteen": np.array(16),
+            "t_0": floats(8, W),
+            "t_1": floats(8, W),
+            "t_2": floats(16, W),
+        },
+    ),
     "lookup is the output": Variant("per_layer_inputs = Gather(table, input_ids)", {"table": floats(V, L, D)}),
     "flat lookup is the output": Variant(
         "per_layer_inputs = Gather(table, input_ids)",
@@ -516,6 +576,12 @@ VARIANTS: dict[str, Variant] = {
         "m = Equal(input_ids, image) ids = Where(m, pad, input_ids) rows = Gather(table, ids)",
         verdict=Verdict.PARTIAL,
     ),
+    "image masked by a choice of the pad row": Variant(
+        "m = Equal(input_ids, image) column = Unsqueeze(m, last) own = Gather(table, input_ids) "
+        "pad_row = Gather(table, first) rows = Where(column, pad_row, own)",
+        {"first": np.array([[0]])},
+        verdict=Verdict.PARTIAL,
+    ),
     "image masked by Where(Not)": Variant(
         "m = Equal(input_ids, image) keep = Not(m) ids = Where(keep, input_ids, zero) rows = Gather(table, ids)",
         verdict=Verdict.PARTIAL,
@@ -632,6 +698,23 @@ NOT_UNDERSTOOD: dict[str, Variant] = {
         {"every": np.arange(V)},
     ),
     "by an operator of a stranger": Variant("rows = com.microsoft.Lookup(table, input_ids)"),
+    "split vocabulary, with a row too many": Variant(HALVES, {**SHARDS, "t_low": floats(V // 2 + 1, W)}),
+    "split vocabulary, odd and even": Variant(
+        "odd = Mod(input_ids, two) is_odd = Cast <to = 9> (odd) index = Div(input_ids, two) "
+        "lower = Gather(t_low, index) upper = Gather(t_high, index) "
+        "column = Unsqueeze(is_odd, last) rows = Where(column, upper, lower)",
+        {**SHARDS, "two": np.array(2)},
+    ),
+    "split vocabulary, scaled before": Variant(
+        HALVES.replace("upper = Gather", "much = Gather").replace("column =", "upper = Mul(much, half) column ="),
+        SHARDS,
+    ),
+    "split vocabulary, in ways not understood": Variant(
+        HALVES.replace(
+            "rows = Where(column, lower, upper)", "a = Tanh(lower) b = Tanh(upper) rows = Where(column, a, b)"
+        ),
+        SHARDS,
+    ),
     "along the columns": Variant(
         "found = Gather <axis = 1> (across, input_ids) rows = Transpose <perm = [1, 2, 0]> (found)",
         {"across": floats(W, V)},
@@ -676,6 +759,13 @@ def test_what_is_not_understood_is_ambiguous(name: str, tmp_path: Path) -> None:
 
 
 WITHHELD: dict[str, Variant] = {
+    "a split vocabulary with a comparison that other rows need too": Variant(
+        HALVES
+        + "other = Unsqueeze(low, last) hidden_too = Where(other, hidden, zeros)"
+        + TAIL.replace("MatMul(hidden,", "MatMul(hidden_too,"),
+        {**SHARDS, "zeros": floats(1, 1, H) * 0},
+        inputs=HIDDEN,
+    ),
     "a function that uses its ids for the token embedding too": Variant(
         "rows, embedded = local.both(table, embeddings, input_ids) embeds = Mul(embedded, root) used = Tanh(embeds)",
         {"embeddings": floats(V, H), "root": scalar(H**0.5)},

@@ -58,7 +58,8 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
         if lookup.verdict in _NO_FIX:
             yield from _unfixable(rule, lookup)
         elif lookup.judgement.missing and lookup.verdict is not Verdict.OTHER_SCHEME:
-            place = place_for_mask(analysis.graph, lookup, formats.of(subject.model).MASK_DTYPES, analysis.lookups)
+            dtypes, pad_id = formats.of(subject.model).MASK_DTYPES, subject.tokens.pad_id
+            place = place_for_mask(analysis.graph, lookup, dtypes, pad_id, analysis.lookups)
             if isinstance(place, str):
                 yield replace(_fault(rule, [lookup], subject.tokens), withheld=place)
             else:
@@ -66,7 +67,7 @@ def _graph(rule: Rule, subject: Subject, analysis: GraphAnalysis) -> Iterator[Fi
                 groups.setdefault(key, []).append((lookup, place))
     for (value, _, missing), members in groups.items():
         lookups, places = zip(*members, strict=True)
-        uses = dict.fromkeys(place.use for place in places)
+        uses = dict.fromkeys(use for place in places for use in place.uses)
         edit = mask_ids(analysis.graph, value, tuple(uses), missing, subject.tokens.pad_id, rule.id, places[0].casts)
         finding = _fault(rule, lookups, subject.tokens)
         # A note is not a fault: it says what is not known, and nothing is edited for it alone.

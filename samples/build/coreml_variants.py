@@ -37,6 +37,8 @@ from .model import (
 
 IOS15, IOS16, IOS17, IOS18 = ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18
 LARGE = Tiny(vocab=33_000, layers=2, ple_dim=4, hidden=16)
+# More ids than 16 bits hold.
+LARGER = Tiny(vocab=70_000, layers=2, ple_dim=4, hidden=16)
 SMALL = Tiny()
 
 Weights = Callable[[ct.models.MLModel], ct.models.MLModel]
@@ -75,7 +77,7 @@ class AlongAxis(Lookup):
 
 
 class RankThree(Lookup):
-    """A table [V,L,D], L being 2."""
+    """A table [V,L,D], L being 2, that is made flat again."""
 
     def rows(self, ids: Tensor) -> Tensor:
         table = self.weight.reshape(self.weight.shape[0], 2, -1)
@@ -91,6 +93,13 @@ class ByCoordinates(Lookup):
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.table[ids.unsqueeze(-1), torch.arange(2)].flatten(2)
+
+
+class Cube(ByCoordinates):
+    """Rows of a table [V,L,D] as they are."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.table[ids].flatten(2)
 
 
 class Split(Lookup):
@@ -157,6 +166,54 @@ class LaterChunk(nn.Module):
         width = self.language.hidden_size_per_layer_input
         parts = [combined[:, :, start : start + width] for start in range(0, combined.shape[2], width)]
         return run_layers(self.language, hidden_states, parts, position_ids, part=self.part)
+
+
+class Stacked(Split):
+    def rows(self, ids: Tensor) -> Tensor:
+        return torch.stack([nn.functional.embedding(ids, table) for table in self.tables], dim=2).flatten(2)
+
+
+class Halves(Lookup):
+    """A vocabulary that is split over two tables; ids of one half read row 0 of the other, which is not taken."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__(embedding)
+        self.lower, self.upper = (nn.Parameter(part.clone()) for part in self.weight.detach().chunk(2))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        half = self.lower.shape[0]
+        is_lower = ids < half
+        lower = nn.functional.embedding(torch.where(is_lower, ids, 0), self.lower)
+        upper = nn.functional.embedding(torch.where(is_lower, 0, ids - half), self.upper)
+        return torch.where(is_lower.unsqueeze(-1), lower, upper)
+
+
+class Clamped(Halves):
+    """The same with ``clamp``, which coremltools computes in fp16."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        half = self.lower.shape[0]
+        lower = nn.functional.embedding(ids.clamp(max=half - 1), self.lower)
+        upper = nn.functional.embedding((ids - half).clamp(min=0), self.upper)
+        return torch.where((ids < half).unsqueeze(-1), lower, upper)
+
+
+class Flat(PerLayerInputs):
+    """PLE in rank 3, as CoreML-LLM writes it: the sum is [B,S,L*D], and each layer takes a slice of it."""
+
+    def forward(self, hidden_states: Tensor, input_ids: Tensor) -> Tensor:
+        language = self.language
+        lookup_ids, from_stage = self.read_and_taken(input_ids)
+        spliced = torch.where(from_stage.unsqueeze(-1), hidden_states, language.embed_tokens(input_ids))
+        projected = language.per_layer_model_projection(spliced) * language.per_layer_model_projection_scale
+        normed = [language.per_layer_projection_norm(part) for part in self.parts(projected)]
+        summed = torch.cat(normed, dim=-1) + language.embed_tokens_per_layer(lookup_ids)
+        return torch.stack(self.parts(summed * language.per_layer_input_scale), dim=2)
+
+    def parts(self, rows: Tensor) -> list[Tensor]:
+        """Each layer's slice of [B,S,L*D]."""
+        width = self.language.hidden_size_per_layer_input
+        return [rows[..., at : at + width] for at in range(0, rows.shape[-1], width)]
 
 
 def masked(_: PerLayerInputs, ids: Tensor, is_media: Tensor) -> Tensor:
@@ -228,6 +285,12 @@ VARIANTS = {
     "gather_nd": Variant(IOS17, lookup=ByCoordinates),
     "gather_along_axis": Variant(IOS18, lookup=AlongAxis),
     "split tables": Variant(IOS18, lookup=Split),
+    "stacked tables": Variant(IOS18, lookup=Stacked),
+    "table of rank 3": Variant(IOS18, lookup=Cube),
+    "flat": Variant(IOS18, stage=Flat),
+    "split vocabulary": Variant(IOS18, lookup=Halves),
+    "gather_nd in 16 bits": Variant(IOS17, tiny=LARGER, lookup=ByCoordinates),
+    "clamp in 16 bits": Variant(IOS18, lookup=Clamped),
 }
 
 
@@ -237,9 +300,9 @@ def build(folder: Path, variant: Variant) -> None:
     bundle = folder / "stage.mlpackage"
     kind, quantise = variant.weights or ("float32" if variant.precision is FLOAT32 else "float16", lambda same: same)
     expected, inputs = dict(STAGE_EXPECTED), dict(STAGE_INPUTS)
-    if variant.stage is None:
+    if variant.stage in (None, Flat):
         del expected["hidden_states_out"], inputs["position_ids"]
-    if variant.lookup is Split:  # no single lookup reads the rows of all layers
+    if variant.lookup in (Split, Stacked):  # no single lookup reads the rows of all layers
         expected = {"per_layer_inputs_out": "per_layer_inputs"}
     rows = 14 if variant.options.get("dynamic") else variant.options.get("lengths", 8)
     numbers = write_reference(

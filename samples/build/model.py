@@ -383,18 +383,21 @@ class PerLayerInputs(nn.Module):
         self.right = right
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor) -> Tensor:
-        is_image = input_ids == self.config.image_token_id
-        lookup_ids, from_stage = input_ids, is_image
-        if self.right:
-            is_audio = input_ids == self.config.audio_token_id
-            is_video = input_ids == self.config.video_token_id
-            is_media = torch.logical_or(torch.logical_or(is_image, is_audio), is_video)
-            lookup_ids = self.masked(input_ids, is_media)
-            from_stage = torch.logical_or(is_media, input_ids == PAD)
+        lookup_ids, from_stage = self.read_and_taken(input_ids)
         embeds = self.language.embed_tokens(input_ids)
         spliced = torch.where(from_stage.unsqueeze(-1), hidden_states, embeds)
         identity = self.language.get_per_layer_inputs(lookup_ids)
         return self.language.project_per_layer_inputs(spliced, identity)
+
+    def read_and_taken(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids that the lookup reads, and which rows take ``hidden_states``."""
+        is_image = input_ids == self.config.image_token_id
+        if not self.right:
+            return input_ids, is_image
+        is_audio = input_ids == self.config.audio_token_id
+        is_video = input_ids == self.config.video_token_id
+        is_media = torch.logical_or(torch.logical_or(is_image, is_audio), is_video)
+        return self.masked(input_ids, is_media), torch.logical_or(is_media, input_ids == PAD)
 
     def masked(self, input_ids: Tensor, is_media: Tensor) -> Tensor:
         """The ids that a right lookup reads."""

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g4patch.cone import NotAMap, depends_on, repeated
+from g4patch.cone import NotAMap, depends_on, prompts
 from g4patch.formats import Model
 from g4patch.formats.coreai.draft import Reading
 from g4patch.formats.coreai.model import Native, native
+from g4patch.rows import repeated
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.runtimes import coreai as runtime
 from g4patch.view import Graph, Op
@@ -48,7 +49,9 @@ class _Probe:
         """The rows for token ids `[N]`: `[N, W]`, bf16 and fp8 as float32. Raises Unavailable."""
         node = self.reading.graph.producer(output)
         if node is None or node.op is not Op.GATHER:
-            raise Unavailable(f"{output} is not read by a gather")
+            fed = prompts(ids, self.reading.graph.value(ids_input).shape, len(ids))
+            rows = [self.run({ids_input: prompt}, [output])[output].reshape(prompt.size, -1) for prompt in fed]
+            return np.concatenate(rows)[: len(ids)]
         try:
             index = repeated(self.reading.graph, node.operands["index"], ids_input).value
         except NotAMap as error:

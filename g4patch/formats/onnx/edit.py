@@ -12,15 +12,17 @@ import numpy as np
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from g4patch.cone import NotAMap, rows_rank
+from g4patch.cone import NotAMap
 from g4patch.edits import Const, GraphEdit, NewNode, Operand, Plan, Redirect
 from g4patch.errors import EditError
 from g4patch.formats import Model, Staged
 from g4patch.formats.onnx.layout import Place
 from g4patch.formats.onnx.read import native
 from g4patch.formats.onnx.view import OnnxGraph, build
+from g4patch.lanes import EVALUATORS
 from g4patch.recognise import ids_input
-from g4patch.view import MOVING_OPS, SIZES, Graph, Node, Op, Use
+from g4patch.rows import rows_rank
+from g4patch.view import SIZES, Graph, Node, Op, Use
 
 _FP16_REASON = (
     "a mask before an fp16 Gather makes onnxruntime's CPU provider convert the whole table to fp32; "
@@ -66,7 +68,7 @@ def _gathers_behind(view: Graph, uses: Iterable[Use]) -> Iterator[Node]:
         seen.add(node.address)
         if node.op is Op.GATHER:
             yield node
-        elif node.op in MOVING_OPS:
+        elif node.op in EVALUATORS:
             stack.extend(reader for use, reader in view.consumers(node.output) if use.operand not in SIZES | {"data"})
 
 
