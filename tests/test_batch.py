@@ -164,6 +164,7 @@ def test_fix_in_place_and_verify_take_many(tmp_path: Path, capsys: pytest.Captur
 
 
 _INTERRUPTED = """
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -171,6 +172,7 @@ from g4patch import batch, check
 from tests.jobs import RIGHT, wait_with_stage
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     folder = Path(sys.argv[1])
     work = [partial(check, RIGHT), *(partial(wait_with_stage, folder / name) for name in "abc")]
     jobs = [batch.Job(Path(str(number)), one) for number, one in enumerate(work)]
