@@ -1,6 +1,7 @@
 """Core AI samples: ``stage.aimodel``, broken stages of Hugging Face's decoder layers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from .model import (
     STAGE_EXPECTED,
     STAGE_INPUTS,
     LastStage,
+    Part,
     Stage,
     StateCache,
     StatefulStage,
@@ -180,6 +182,20 @@ def two_stage(folder: Path) -> None:
     for number, converter in enumerate((beginning, end)):
         converter.to_coreai().save_asset(folder / f"stage_{number}.aimodel")
     (folder / "metadata.json").write_text(json.dumps(_llm_metadata(tiny), indent=2) + "\n")
+
+
+def save_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """Saves ``stage_0.aimodel`` and so on: float32, 1 to 64 rows."""
+    for number, part in enumerate(parts):
+        shapes = {name: {1: _ROWS} for name in part.inputs}
+        program = torch.export.export(part.module, (), dict(part.inputs), dynamic_shapes=shapes)
+        converter = _release()
+        converter.add_exported_program(
+            program.run_decompositions(get_decomp_table()),
+            input_names=list(part.inputs),
+            output_names=list(part.outputs),
+        )
+        converter.to_coreai().save_asset(folder / f"stage_{number}.aimodel")
 
 
 def _llm_metadata(tiny: Tiny) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Core ML samples: ``stage.mlpackage``, broken stages of Hugging Face's decoder layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,13 +16,13 @@ from .model import (
     IDENTITY_EXPECTED,
     STAGE_EXPECTED,
     STAGE_INPUTS,
-    HandedStage,
-    HandingStage,
+    Part,
     PerLayerInputs,
     Stage,
     StatefulStage,
     Tiny,
     hf_numbers,
+    two_parts,
     write_reference,
     write_whole_reference,
 )
@@ -170,30 +170,23 @@ def state(folder: Path) -> None:
 
 
 def two_stage(folder: Path) -> None:
-    """A bundle folder: two stages, float32, iOS17, static [1,8]; the first hands on the per-layer inputs of all layers.
-
-    The later stage looks nothing up, so with the first one mended the whole is right, media rows too.
-    """
+    """A bundle folder: two stages, float32, iOS17, static [1,8]; the first hands on the per-layer inputs of all layers."""
     tiny = Tiny(layers=4)
     model = tiny.build()
     write_whole_reference(folder, tiny, model, tiny.prompts(8))
-    numbers = hf_numbers(model, tiny.prompts(8)["media"])
-    positions = numbers["position_ids"].int()
-    first = {"hidden_states": numbers["inputs_embeds"], "input_ids": numbers["input_ids"].int()}
-    last = {"hidden_states": numbers["hidden_states_1"], "per_layer_inputs": numbers["per_layer_inputs"]}
-    stages = (
-        (HandingStage(model, part=slice(2)), first, ("hidden_states_out", "per_layer_inputs_out")),
-        (HandedStage(model, slice(2, None)), last, ("logits",)),
-    )
-    for number, (stage, example, outputs) in enumerate(stages):
-        example |= {"position_ids": positions}
+    save_parts(folder, two_parts(model, hf_numbers(model, tiny.prompts(8)["media"])))
+
+
+def save_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """Saves ``stage_0.mlpackage`` and so on: float32, iOS17, the lengths of what the parts are traced with."""
+    for number, part in enumerate(parts):
         package = ct.convert(
-            torch.jit.trace(stage.eval(), tuple(example.values())),
+            torch.jit.trace(part.module.eval(), tuple(part.inputs.values())),
             inputs=[
                 ct.TensorType(name, tuple(tensor.shape), np.float32 if tensor.is_floating_point() else np.int32)
-                for name, tensor in example.items()
+                for name, tensor in part.inputs.items()
             ],
-            outputs=[ct.TensorType(name, dtype=np.float32) for name in outputs],
+            outputs=[ct.TensorType(name, dtype=np.float32) for name in part.outputs],
             minimum_deployment_target=ct.target.iOS17,
             compute_precision=ct.precision.FLOAT32,
             skip_model_load=True,

@@ -450,6 +450,35 @@ class HandedStage(LastStage):
         return self.capped(run_layers(self.language, hidden_states, per_layer_inputs, position_ids, part=self.part))
 
 
+@dataclass(frozen=True)
+class Part:
+    """What becomes one model of a bundle folder: a module, the inputs it is traced with, and its outputs' names."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+
+
+def two_parts(
+    model: Gemma4ForConditionalGeneration, numbers: Mapping[str, Tensor], integers: torch.dtype = torch.int32
+) -> tuple[Part, Part]:
+    """A broken model in two stages, each with half of the layers, traced with :func:`hf_numbers` of a prompt.
+
+    The first hands on the per-layer inputs of all layers, and the last looks nothing up: with the first one mended
+    the whole is right, media rows too. ``integers`` is the dtype of ids and positions.
+    """
+    half = model.config.text_config.num_hidden_layers // 2
+    positions = {"position_ids": numbers["position_ids"].to(integers)}
+    first = {"hidden_states": numbers["inputs_embeds"], "input_ids": numbers["input_ids"].to(integers)}
+    last = {"hidden_states": numbers[f"hidden_states_{half - 1}"], "per_layer_inputs": numbers["per_layer_inputs"]}
+    return (
+        Part(
+            HandingStage(model, part=slice(half)), first | positions, ("hidden_states_out", "per_layer_inputs_out")
+        ),
+        Part(HandedStage(model, slice(half, None)), last | positions, ("logits",)),
+    )
+
+
 class StateCache(nn.Module):
     """Keys and values of earlier prompts, in buffers that an exporter can turn into states.
 

@@ -1,5 +1,6 @@
 """Samples from torch's two ONNX exporters: ``torch.export`` (dynamo) and TorchScript."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir
@@ -11,6 +12,7 @@ from .model import (
     STAGE_EXPECTED,
     STAGE_INPUTS,
     Identity,
+    Part,
     PerLayerInputs,
     Stage,
     Tiny,
@@ -18,7 +20,7 @@ from .model import (
 )
 
 
-def _export_dynamo(module: nn.Module, inputs: dict[str, Tensor], output: str, folder: Path) -> None:
+def _export_dynamo(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], folder: Path) -> None:
     """Exports with dynamic batch and sequence, weights in ``model.onnx.data``."""
     dims = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     # Two rows in the batch: torch.export takes a size of one for a constant.
@@ -29,7 +31,7 @@ def _export_dynamo(module: nn.Module, inputs: dict[str, Tensor], output: str, fo
         kwargs=doubled,
         dynamo=True,
         dynamic_shapes=dict.fromkeys(inputs, dims),
-        output_names=[output],
+        output_names=list(outputs),
         verbose=False,
     )
     _shorten_paths(program.model)
@@ -58,7 +60,7 @@ def _stage(folder: Path, tiny: Tiny, right: bool) -> None:
         "input_ids": numbers["input_ids"],
         "position_ids": numbers["position_ids"],
     }
-    _export_dynamo(Stage(model, right), inputs, "hidden_states_out", folder)
+    _export_dynamo(Stage(model, right), inputs, ["hidden_states_out"], folder)
 
 
 def stage(folder: Path) -> None:
@@ -97,4 +99,12 @@ def identity_262144(folder: Path) -> None:
     model = tiny.build()
     numbers = write_reference(folder / "model.onnx", tiny, model, 14, IDENTITY_EXPECTED, precision="float16")
     inputs = {"input_ids": numbers["input_ids"]}
-    _export_dynamo(Identity(model.half()), inputs, "per_layer_inputs", folder)
+    _export_dynamo(Identity(model.half()), inputs, ["per_layer_inputs"], folder)
+
+
+def save_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """Saves ``stage_0/model.onnx`` and so on: float32, dynamic shapes, external data."""
+    for number, part in enumerate(parts):
+        place = folder / f"stage_{number}"
+        place.mkdir(parents=True)
+        _export_dynamo(part.module, part.inputs, part.outputs, place)
