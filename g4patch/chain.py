@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from g4patch import configs
 from g4patch.divergence import Compared, compare, first, nearest, row_kinds
 from g4patch.evidence import Divergence, StageEvidence
-from g4patch.feeding import Feeds, computed, feeds, given, takes, within_reach
+from g4patch.feeding import Feeds, computed, feeds, given, only_of, takes, within_reach
 from g4patch.reference import Reference, Run
 from g4patch.report import Check, Status, Subject
 from g4patch.runtimes import Unavailable
@@ -240,7 +240,7 @@ def _stage(link: Link, tensors: Mapping[str, Array]) -> tuple[Stage, Feeds]:
         if takes(stage, fed.arrays):
             return stage, fed
     rows = tensors["input_ids"].shape[-1] if "input_ids" in tensors else 0
-    raise _Unfit(f"{link.name} takes no prompt of {rows} rows")
+    raise _Unfit(f"{link.name} takes no prompt of {rows} rows{only_of(link.stages)}")
 
 
 def _values(link: Link, stage: Stage, fed: Feeds, one: Run, needed: Collection[str] = frozenset()) -> dict[str, Array]:

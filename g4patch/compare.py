@@ -9,7 +9,7 @@ import numpy as np
 
 from g4patch import formats
 from g4patch.divergence import beyond
-from g4patch.feeding import shaped
+from g4patch.feeding import only_of, shaped
 from g4patch.layers import MediaRows, by_layer
 from g4patch.metrics import distance
 from g4patch.ple import GraphAnalysis
@@ -46,7 +46,7 @@ def reference(before: Subject | None, after: Subject, against: Reference) -> Che
             outcome = _compare(after, against)
             problems += outcome.problems
             if against.layers is not None and not problems and not outcome.compared:
-                return Check("reference", Status.SKIPPED, "it holds nothing that this model computes")
+                return Check("reference", Status.SKIPPED, _incomparable(after, against))
             if not problems and not outcome.compared:
                 problems.append("nothing was compared: the reference expects no tensor")
             if not problems:
@@ -63,6 +63,14 @@ def reference(before: Subject | None, after: Subject, against: Reference) -> Che
     if unseen:
         summary += f"; no prompt in it fits {', '.join(unseen)}"
     return Check("reference", Status.PASSED, summary, (summary, str(against.path)), layers)
+
+
+def _incomparable(subject: Subject, against: Reference) -> str:
+    """Why a reference of a whole model has nothing to compare a model with."""
+    if any(fed(analysis, subject, run, against) is not None for analysis in subject.analyses for run in against.runs):
+        return "it holds nothing that this model computes"
+    lengths = only_of(stage_of(analysis, subject.tokens) for analysis in subject.analyses)
+    return f"this model takes no prompt of the lengths that are in it{lengths}"
 
 
 def on_device(subject: Subject, against: Reference, unit: str) -> Check:

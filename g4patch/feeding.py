@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from g4patch.stages import COMBINED, HIDDEN, IDENTITY, Stage
 from g4patch.view import Graph, Value
 
 Array = NDArray[Any]
+
+# Of these inputs the second axis is that of the prompt's rows.
+_BY_ROW = ("input_ids", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,17 @@ def admits(graph: Graph, arrays: Mapping[str, Array]) -> bool:
             if len(own) != len(shape) or any(size not in (None, dim) for size, dim in zip(shape, own, strict=True)):
                 return False
     return True
+
+
+def only_of(stages: Iterable[Stage]) -> str:
+    """The lengths of prompts that stages take, as the end of a sentence; "" where no shape fixes one."""
+    inputs = (
+        (stage.inputs.get(value.name, value.name), value.shape or ())
+        for stage in stages
+        for value in stage.graph.inputs
+    )
+    rows = sorted({shape[1] for name, shape in inputs if name in _BY_ROW and len(shape) > 1 and shape[1]})
+    return f", only of {' or '.join(map(str, rows))}" if rows else ""
 
 
 def _fitted(rows: Array, value: Value) -> Array | None:

@@ -97,6 +97,8 @@ class Reference:
 
 def beside(bundle: Path) -> Path | None:
     """The reference that lies beside a bundle, if there is one."""
+    if not bundle.name:  # the current folder
+        return None
     path = bundle.with_name(bundle.name + _SUFFIX)
     return path if path.is_file() else None
 
@@ -107,7 +109,7 @@ def of_bundle(bundle: Path, models: Sequence[Path], named: Path | None) -> dict[
     Under the bundle's own path is the one for all models together. Raises BundleError.
     """
     inside = bundle / _OF_FOLDER
-    of_all = beside(bundle) if bundle in models else inside if inside.is_file() else None
+    of_all = inside if bundle not in models and inside.is_file() else beside(bundle)
     places = {bundle: named or of_all} | {path: named or beside(path) or of_all for path in models}
     loaded = {place: load(place) for place in dict.fromkeys(places.values()) if place is not None}
     return {path: loaded[place] if place is not None else None for path, place in places.items()}

@@ -66,7 +66,7 @@ def _reference(before: Subject | None, after: Subject, reference: Reference | No
     if not after.model.graphs:
         return Check("reference", Status.SKIPPED, "this computes nothing that could be compared")
     if reference is None:
-        return Check("reference", Status.SKIPPED, "there is no reference beside the bundle, and none was named")
+        return Check("reference", Status.SKIPPED, "none beside the bundle, and none named: g4patch record makes one")
     return compare.reference(before, after, reference)
 
 

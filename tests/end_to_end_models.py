@@ -1,8 +1,7 @@
-"""Run by the interpreter that has torch: a tiny model as a user has it, and broken exports of that very model.
+"""Run by the interpreter that has torch: a tiny model saved, `g4patch record` on it, and broken exports of that model.
 
-Usage: python -m tests.end_to_end_models FOLDER REFERENCE. From a model saved in FOLDER/gemma it writes bundle folders of
-two stages, FOLDER/onnx, FOLDER/coreai and FOLDER/coreml, traced with the prompt `media` of a reference of it. Without
-REFERENCE it saves the model.
+Usage: python -m tests.end_to_end_models FOLDER IDS STEPS. It leaves the model in FOLDER/gemma, the reference in
+FOLDER/recorded.safetensors, and bundle folders of two stages in FOLDER/onnx, FOLDER/coreai and FOLDER/coreml.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import Gemma4ForConditionalGeneration
 
+from g4patch.cli import main
 from samples.build import coreai, coreml, onnx_torch
 from samples.build.model import Tiny, hf_numbers, two_parts
 
 EXPORTERS = {"onnx": onnx_torch.save_parts, "coreai": coreai.save_parts, "coreml": coreml.save_parts}
 
 
-def save(folder: Path) -> None:
-    """A model of random weights, four layers deep."""
-    Tiny(layers=4).build().save_pretrained(folder)
-
-
 def export(checkpoint: Path, reference: Path, exports: Path) -> None:
-    """Folders of a checkpoint, for the length of a recorded prompt where they are static."""
+    """Bundles of a checkpoint; those that are static are for prompts as long as the recorded one."""
     model = Gemma4ForConditionalGeneration.from_pretrained(checkpoint, attn_implementation="eager").eval()
     numbers = hf_numbers(model, load_file(reference)["media/input/input_ids"].long())
     for name, save_parts in EXPORTERS.items():
@@ -38,9 +33,11 @@ def export(checkpoint: Path, reference: Path, exports: Path) -> None:
 
 
 if __name__ == "__main__":
-    FOLDER = Path(sys.argv[1])
-    if len(sys.argv) == 2:
-        save(FOLDER / "gemma")
-    else:
-        with torch.no_grad():
-            export(FOLDER / "gemma", Path(sys.argv[2]), FOLDER)
+    folder, ids, steps = Path(sys.argv[1]), *sys.argv[2:]
+    Tiny(layers=2).build().save_pretrained(folder / "gemma")
+    recorded = folder / "recorded.safetensors"
+    wanted = ["--ids", ids, "--steps", steps, "--split", "0:1,1:2"]
+    if main(["record", "--hf", str(folder / "gemma"), *wanted, "-o", str(recorded)]) != 0:
+        sys.exit("record failed")
+    with torch.no_grad():
+        export(folder / "gemma", recorded, folder)

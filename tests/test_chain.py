@@ -287,7 +287,7 @@ def test_prompts_that_do_not_fit_are_left_out(right: Callable[[str], Path]) -> N
     report = verify_bundle(bundle)
     found = result(report, "chain")
     assert found.status is Status.PASSED
-    assert "left out: text: stage_0 takes no prompt of 7 rows" in found.details
+    assert "left out: text: stage_0 takes no prompt of 7 rows, only of 8" in found.details
     judged = result(report, "gates")
     assert judged.logits is not None
     assert {segment.run for segment in judged.logits.segments} == {"media"}

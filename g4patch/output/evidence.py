@@ -39,7 +39,7 @@ def stages(found: Sequence[StageEvidence], bars: str) -> Iterator[Text]:
     if found:
         yield Text(f"{'stage':<18}{'layers':<9}{'fed from the last':<18}from the reference", "bold")
     for stage in found:
-        layers = f"{stage.layers[0]}-{stage.layers[-1]}" if stage.layers else "-"
+        layers = "-".join(map(str, dict.fromkeys((stage.layers[0], stage.layers[-1])))) if stage.layers else "-"
         alone = "not known" if stage.alone is None and stage.alone_unknown else _place(stage.alone)
         yield Text(f"{stage.name[-17:]:<18}{layers:<9}{_place(stage.chained):<18}{alone}")
     cosines = [one for stage in found for one in stage.cosines]

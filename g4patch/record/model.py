@@ -130,7 +130,7 @@ def forward(model: Model, ids: Tensor, media: Media = NO_MEDIA, cache: DynamicCa
     What the layers keep for later prompts is left in `cache`.
     """
     with torch.no_grad(), _handed(model, ids, media) as arguments:
-        kept = {"past_key_values": cache, "use_cache": cache is not None}
+        kept = {"cache": cache, "use_cache": cache is not None}
         logits: Tensor = model(input_ids=ids, **kept, **arguments).logits
     return logits
 

@@ -170,7 +170,7 @@ def state(folder: Path) -> None:
 
 
 def two_stage(folder: Path) -> None:
-    """A bundle folder: two stages, float32, iOS17, static [1,8]; the first hands on the per-layer inputs of all layers."""
+    """A bundle folder: two stages, float32, iOS17, static [1,8]; the first hands per-layer inputs on."""
     tiny = Tiny(layers=4)
     model = tiny.build()
     write_whole_reference(folder, tiny, model, tiny.prompts(8))

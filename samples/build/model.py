@@ -472,9 +472,7 @@ def two_parts(
     first = {"hidden_states": numbers["inputs_embeds"], "input_ids": numbers["input_ids"].to(integers)}
     last = {"hidden_states": numbers[f"hidden_states_{half - 1}"], "per_layer_inputs": numbers["per_layer_inputs"]}
     return (
-        Part(
-            HandingStage(model, part=slice(half)), first | positions, ("hidden_states_out", "per_layer_inputs_out")
-        ),
+        Part(HandingStage(model, part=slice(half)), first | positions, ("hidden_states_out", "per_layer_inputs_out")),
         Part(HandedStage(model, slice(half, None)), last | positions, ("logits",)),
     )
 
