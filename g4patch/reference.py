@@ -97,7 +97,7 @@ class Reference:
 
 def beside(bundle: Path) -> Path | None:
     """The reference that lies beside a bundle, if there is one."""
-    if not bundle.name:  # the current folder
+    if not bundle.name:  # the root of a file system
         return None
     path = bundle.with_name(bundle.name + _SUFFIX)
     return path if path.is_file() else None
@@ -106,7 +106,8 @@ def beside(bundle: Path) -> Path | None:
 def of_bundle(bundle: Path, models: Sequence[Path], named: Path | None) -> dict[Path, Reference | None]:
     """For each model of a bundle the reference `named`, else the one beside it, else the one in the bundle's folder.
 
-    Under the bundle's own path is the one for all models together. Raises BundleError.
+    Under the bundle's own path is the one for all models together: for a folder the one in it, else the one beside it.
+    Raises BundleError.
     """
     inside = bundle / _OF_FOLDER
     of_all = inside if bundle not in models and inside.is_file() else beside(bundle)

@@ -293,6 +293,29 @@ def test_prompts_that_do_not_fit_are_left_out(right: Callable[[str], Path]) -> N
     assert {segment.run for segment in judged.logits.segments} == {"media"}
 
 
+def test_a_reference_of_other_lengths_says_which_would_fit(right: Callable[[str], Path]) -> None:
+    bundle = right(CORE_ML)
+    rewrite(bundle / NAME, another_length)
+    report = verify_bundle(bundle)
+    told = [check for model in report.models for check in model.checks if check.name == "reference"]
+    assert {(check.status, check.summary) for check in told} == {
+        (Status.SKIPPED, "this model takes no prompt of the lengths that are in it, only of 8")
+    }
+    assert result(report, "chain").summary == "stage_0 takes no prompt of 7 rows, only of 8"
+
+
+def test_a_reference_beside_a_folder(right: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside a model; one in the folder comes first, and the current folder has a name too."""
+    bundle = right(CORE_ML)
+    (bundle / NAME).rename(bundle.with_name(f"{bundle.name}.{NAME}"))
+    assert chained(bundle).status is Status.PASSED
+    monkeypatch.chdir(bundle)
+    assert chained(Path()).status is Status.PASSED
+    (bundle / NAME).write_bytes(b"")
+    with pytest.raises(BundleError, match="is not a reference"):
+        verify_bundle(bundle)
+
+
 def test_a_truncated_reference_is_refused(right: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     bundle = right(CORE_ML)
     (bundle / NAME).write_bytes((bundle / NAME).read_bytes()[:5000])
