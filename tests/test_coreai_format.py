@@ -319,7 +319,7 @@ def test_forms_of_the_lookup(kind: str, tmp_path: Path) -> None:
         if kind != "table-input":
             scale = {"int8": 1 + ids[:, None] % 2, "one-scale": 2}.get(kind, 1)
             first = slice(8) if kind == "split" else slice(None)  # the first lookup reads the columns of one layer
-            assert np.array_equal(old, TABLE[ids, first] * scale)
+            assert np.array_equal(old, TABLE[ids][:, first] * scale)
 
 
 def test_a_table_that_cannot_be_run_is_mended_all_the_same(tmp_path: Path) -> None:
