@@ -73,6 +73,8 @@ def locked(bundle: Path) -> Iterator[None]:
     while nobody holds it was left by a process that was killed.
     """
     folder = backup_folder(bundle)
+    if folder.is_symlink():
+        raise BundleError(f"{folder} is a link", "move it away, or write elsewhere with -o OUT")
     try:
         descriptor = _lock(folder / _LOCK)
     except OSError as error:
@@ -90,7 +92,7 @@ def _lock(path: Path) -> int:
     """Lock a file; again if its last holder removed it in between."""
     while True:
         path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -103,7 +105,11 @@ def _lock(path: Path) -> int:
 
 
 def _steps(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name[:4].isdigit() and path.is_dir())
+    """What was published, oldest first. Nothing is looked up through links: they may lead out of the bundle."""
+    if folder.is_symlink():
+        return []
+    steps = (path for path in folder.iterdir() if path.name[:4].isdecimal())
+    return sorted(path for path in steps if path.is_dir() and not path.is_symlink())
 
 
 def publish_in_place(
@@ -168,9 +174,10 @@ def recover(bundle: Path) -> None:
             shutil.rmtree(step)
         delta.tidy(step)
     named = (backup_folder(bundle) / _LOCK).read_text(encoding="utf-8", errors="replace").splitlines()
-    beside = [replacing.stage_of(bundle.with_name(name)) for name in named if name == Path(name).name]
+    beside = [replacing.stage_of(bundle.with_name(name)) for name in named if name and name == Path(name).name]
     for leftover in (*beside, *bundle.rglob(f".*{replacing.STAGE_SUFFIX}")):
-        leftover.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):  # it is gone, or a name that no file has
+            leftover.unlink()
 
 
 def _discard(step: Path) -> None:
@@ -185,17 +192,30 @@ def _put_back(bundle: Path, step: Path) -> None:
 
 
 def _receipt(step: Path) -> dict[str, Any]:
+    """What a step says of itself. Raises BundleError where it says nothing that can be true of this bundle."""
     try:
         receipt: dict[str, Any] = json.loads((step / _RECEIPT).read_text(encoding="utf-8"))
         for entry in receipt["files"]:
-            if Path(entry["path"]).is_absolute() or ".." in Path(entry["path"]).parts:
-                raise ValueError(f"{entry['path']} is outside the bundle")
-            entry["sha256"], [(int(offset), int(size)) for offset, size in entry.get("written", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            _refuse_stray(step, Path(entry["path"]))
+            replacing.refuse_malformed(entry)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(
             f"{step / _RECEIPT} cannot be read: {error}", "restore it, or move the folder away"
         ) from error
     return receipt
+
+
+def _refuse_stray(step: Path, name: Path) -> None:
+    """Raise ValueError for a file that is not the bundle's own, or that a link leads to.
+
+    A stranger may have written the receipt, and every command puts back what a pending one names.
+    """
+    bundle, files = step.parent.name.removesuffix(BACKUP_SUFFIX), step / "files"
+    inside = name.parts[:1] == (bundle,) and ".." not in name.parts
+    places = ((step.parent.parent, name), (files, name), (files, delta.of(name)))
+    linked = (Path(os.path.realpath(root / path)) != Path(os.path.realpath(root)) / path for root, path in places)
+    if not inside or any(linked):
+        raise ValueError(f"{name} is outside the bundle")
 
 
 def revert(bundle: Path) -> tuple[Path, ...]:
@@ -239,6 +259,8 @@ def originals(bundle: Path, targets: Sequence[Path]) -> Staged:
 
 def _refuse_changed(target: Path, entry: Mapping[str, Any], step: Path) -> None:
     kept = step / "files" / entry["path"]
+    if not kept.exists() and not delta.of(kept).exists():
+        raise BundleError(f"{kept} is missing: what {target} was is not kept", "restore it from elsewhere")
     if replacing.is_published(target, entry):
         return
     where = f"the original is {kept}" if kept.exists() else f"what it did not share with the original is in {step}"

@@ -62,11 +62,21 @@ def entry(bundle: Path, target: Path, staged: Path, in_place: bool) -> dict[str,
     return {"path": name, "size": staged.stat().st_size, "sha256": sha256(staged)}
 
 
+def refuse_malformed(told: Entry) -> None:
+    """Raise KeyError, TypeError or ValueError for what no receipt says of a file."""
+    told["sha256"]
+    for offset, size in told.get("written", ()):
+        if type(offset) is not int or type(size) is not int or offset < 0 or size < 0:
+            raise ValueError(f"no file has {size} bytes at {offset}")
+
+
 def is_published(target: Path, told: Entry) -> bool:
     """Whether a file is the one that a receipt tells of, as far as it tells."""
     try:
         if "written" not in told:
             return sha256(target) == str(told["sha256"])
+        if any(offset + size > target.stat().st_size for offset, size in told["written"]):
+            return False
         data = b"".join(data for _, data in _parts(target, told["written"]))
         return hashlib.sha256(data).hexdigest() == str(told["sha256"])
     except OSError:
@@ -128,6 +138,8 @@ def _change(target: Path, patches: Path) -> None:
 def put_back(target: Path, kept: Path, told: Entry) -> None:
     """Make a file what it was. Killed in between, it can run again."""
     staged, thin = stage_of(target), delta.of(kept)
+    if not kept.exists() and not thin.exists():
+        raise BundleError(f"{kept} is missing: what {target} was is not kept", "restore it from elsewhere")
     staged.unlink(missing_ok=True)
     if "written" in told:
         _change(target, thin)

@@ -181,15 +181,106 @@ def test_revert_refuses_a_file_that_was_changed_since(copy: Copy) -> None:
     revert(bundle)
 
 
-def test_receipts_cannot_point_outside(copy: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "config.json", "link/elsewhere", "", ".", "a\0b"])
+def test_receipts_cannot_point_outside(name: str, copy: Copy, tmp_path: Path) -> None:
+    """Not even a pending one, which every command acts on."""
     bundle = copy("onnx-stage")
     fix(bundle)
-    receipt = publish.backup_folder(bundle) / "0001" / "receipt.json"
+    (bundle.parent / "link").symlink_to(tmp_path)
+    step = publish.backup_folder(bundle) / "0001"
+    (step / "files" / "link").mkdir()
+    for kept in ("config.json", "link/elsewhere"):
+        (step / "files" / kept).write_text("a stranger's")
+    change_receipt(step, path=name)
+    with pytest.raises(BundleError, match=r"cannot be read: .*(outside|empty name|null byte)"):
+        revert(bundle)
+    before = without_backup(bundle.parent)
+    (publish.backup_folder(bundle) / "lock").touch()
+    step.rename(step.with_name("0001.pending"))
+    engine.check(bundle)
+    assert without_backup(bundle.parent) == before
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def change_receipt(step: Path, **changes: object) -> None:
+    receipt = step / "receipt.json"
     content = json.loads(receipt.read_text())
-    content["files"][0]["path"] = "../../elsewhere"
+    content["files"][0].update(changes)
     receipt.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("written", [[[0, -4]], [[-1, 4]], [["0", 4]], [[1.5, 1]], [[float("inf"), 1]], 3, "ab"])
+def test_receipts_of_parts_that_no_file_has(written: object, copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    change_receipt(publish.backup_folder(bundle) / "0001", written=written)
+    with pytest.raises(BundleError, match="cannot be read"):
+        revert(bundle)
+
+
+def test_receipts_of_parts_beyond_the_file(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    for offset, size in ((0, 1 << 60), (1 << 80, 1)):
+        change_receipt(publish.backup_folder(bundle) / "0001", written=[[offset, size]])
+        with pytest.raises(BundleError, match="changed since"):
+            revert(bundle)
+
+
+def test_a_receipt_that_is_no_receipt(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    for content in ("[" * 100_000, "[]", "{}", '{"files": [3]}', "\xff"):
+        (publish.backup_folder(bundle) / "0001" / "receipt.json").write_text(content, encoding="latin-1")
+        with pytest.raises(BundleError, match="cannot be read"):
+            revert(bundle)
+
+
+@pytest.mark.parametrize("linked", ["model.onnx.g4patch", "model.onnx.g4patch/lock"])
+def test_a_backup_is_not_written_through_a_link(linked: str, copy: Copy, tmp_path: Path) -> None:
+    bundle = copy("onnx-stage")
+    elsewhere = tmp_path / "elsewhere"
+    if linked.endswith("lock"):
+        publish.backup_folder(bundle).mkdir()
+        elsewhere.write_text("precious")
+    else:
+        elsewhere.mkdir()
+    (bundle.parent / linked).symlink_to(elsewhere)
+    with pytest.raises(BundleError, match=r"is a link|cannot be written"):
+        fix(bundle)
+    assert elsewhere.read_text() == "precious" if linked.endswith("lock") else not list(elsewhere.iterdir())
+
+
+def test_an_original_that_is_a_link_is_not_put_back(copy: Copy, tmp_path: Path) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    kept = publish.backup_folder(bundle) / "0001" / "files" / bundle.name
+    secret = tmp_path / "secret"
+    kept.rename(secret)
+    kept.symlink_to(secret)
     with pytest.raises(BundleError, match="outside the bundle"):
         revert(bundle)
+
+
+def test_an_original_that_is_missing(copy: Copy) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    before = bundle.read_bytes()
+    (publish.backup_folder(bundle) / "0001" / "files" / bundle.name).unlink()
+    with pytest.raises(BundleError, match="is not kept"):
+        revert(bundle)
+    assert bundle.read_bytes() == before
+
+
+def test_what_a_stranger_puts_into_a_lock_and_for_a_step(copy: Copy, tmp_path: Path) -> None:
+    bundle = copy("onnx-stage")
+    fix(bundle)
+    folder = publish.backup_folder(bundle)
+    (folder / "lock").write_text("\n..\na\0b\n" + "n" * 5000)
+    (folder / "0002.partial").symlink_to(tmp_path)
+    (folder / ("\N{SUPERSCRIPT TWO}" * 4)).mkdir()
+    assert engine.check(bundle).exit_code == 0
+    assert revert(bundle)
 
 
 def test_a_link_is_not_replaced(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
