@@ -117,7 +117,7 @@ def _add_fix(commands: Commands) -> None:
     add_path(command, "-o", "--output", metavar="OUT", help="write there; leave the input alone. A folder, for several")
     command.add_argument("--unsafe", action="store_true", help="also make edits that are not safe everywhere")
     command.add_argument("--dry-run", action="store_true", help="stop after the plan and print it")
-    add_checks(command, ["structure", "row map", "differential", "reference"])
+    add_checks(command, ["structure", "row map", "differential", "reference"], "do not publish")
     add_bundles(command)
     add_common(command)
 
@@ -134,7 +134,7 @@ def _add_verify(commands: Commands) -> None:
   g4patch verify --require reference release/*  exit code 4 where there is none
 """,
     )
-    add_checks(command, ["row map", "reference", "device"])
+    add_checks(command, ["row map", "reference", "device"], "exit code 4")
     command.add_argument(
         "--compute-unit", choices=["cpu", "gpu", "ane", "all"], default="", help="also run it on Core ML, on a Mac"
     )

@@ -58,6 +58,8 @@ def copied(
         out = out / source.name
     if pattern(source) != pattern(out):
         raise UsageError(f"{out} is no name for a copy of {source.name}", "name the output like the input")
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"{out} is inside {source}, which is left as it is", "choose another place")
     root = source.parent
     inside = list(_everything(source)) if source.is_dir() else list(files)
     _refuse_links_out(source, inside)

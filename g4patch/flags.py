@@ -19,13 +19,20 @@ from g4patch.record import Request, parse_ids, parse_stages
 from g4patch.thresholds import PRESETS, parse
 from g4patch.tokens import MODALITIES, TokenFlags
 
-BUNDLE = "an .onnx, .mlpackage or .aimodel, or a folder of them; default: the one in this folder"
+BUNDLE = "an .onnx, .mlpackage, .aimodel or PLE sidecar, or a folder of them; default: the one in this folder"
 
 
 def add_path(command: argparse._ActionsContainer, *names: str, **about: Any) -> None:
     """An argument that is a path, and that a shell completes as one."""
-    action = command.add_argument(*names, type=Path, **about)
+    action = command.add_argument(*names, type=_path, **about)
     setattr(action, "complete", shtab.FILE)  # noqa: B010 argparse does not know it
+
+
+def _path(text: str) -> Path:
+    """A path. An empty one, as of a variable that is not set, is not the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def add_bundles(command: argparse.ArgumentParser) -> None:
@@ -47,8 +54,8 @@ def _at_least_one(text: str) -> int:
     return number
 
 
-def add_checks(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """What is compared with what, which checks must run, and a statement about it."""
+def add_checks(command: argparse.ArgumentParser, names: Sequence[str], required: str) -> None:
+    """What is compared with what, which checks must run, and what happens without them, and a statement about it."""
     checks = command.add_argument_group("proof")
     add_path(
         checks,
@@ -62,7 +69,7 @@ def add_checks(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
         default=[],
         choices=[*names, "chain", "gates"],
         metavar="CHECK",
-        help="do not publish if this check cannot run here: %(choices)s",
+        help=f"{required} if this check cannot run here: %(choices)s",
     )
     checks.add_argument(
         "--gates",

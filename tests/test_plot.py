@@ -72,6 +72,8 @@ def test_nothing_to_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_what_cannot_be_drawn(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"no picture"):
         plot.require(Path("picture.pdf"))
+    with pytest.raises(UsageError, match="cannot be written"):  # said before anything is mended
+        plot.require(tmp_path / "no" / "where.png")
     with pytest.raises(UsageError, match="cannot be written"):
         plot.save([report], tmp_path / "no" / "where.png")
     monkeypatch.setattr(plot, "find_spec", lambda name: None)

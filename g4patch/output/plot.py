@@ -43,6 +43,8 @@ def require(path: Path) -> None:
     """Raise UsageError for another kind of file, MissingExtra without the library that draws."""
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path} is no picture that can be drawn", f"give a name that ends in {' or '.join(_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no {path.parent}", "choose another --plot")
     if find_spec("matplotlib") is None:
         raise MissingExtra("matplotlib, which draws pictures, is not installed", "pip install 'g4patch[plot]'")
 
