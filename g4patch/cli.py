@@ -15,6 +15,7 @@ from typing import IO
 import shtab
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from g4patch import batch, engine, receipts, record
 from g4patch.arguments import parser
@@ -23,7 +24,7 @@ from g4patch.copying import silent
 from g4patch.errors import G4PatchError, UsageError
 from g4patch.flags import options, request, token_flags
 from g4patch.output import RENDERERS, plot, progress
-from g4patch.output.layout import in_units, printable
+from g4patch.output.layout import hanging, in_units, printable
 from g4patch.output.shown import Shown
 from g4patch.report import Failure, Report, Result, worst_exit_code
 from g4patch.rules import checks_page, find_rule, find_rules
@@ -100,9 +101,8 @@ def _destination(path: Path | None) -> Iterator[IO[str]]:
 
 
 def _print_error(error: G4PatchError, err: Console) -> None:
-    err.print(f"[bold red]error:[/] {escape(printable(error.message))}")
-    if error.hint:
-        err.print(f"       {escape(printable(error.hint))}")
+    said = [(Text("error:", "bold red"), error.message), ("", error.hint)]
+    err.print(hanging(said[: 1 + bool(error.hint)], 6))
 
 
 def _inspect(arguments: argparse.Namespace, err: Console) -> int:
@@ -166,7 +166,7 @@ def _refuse_unused(arguments: argparse.Namespace, token_flags: Sequence[str]) ->
 
 def _revert(arguments: argparse.Namespace, err: Console) -> int:
     for path in engine.revert(arguments.bundle):
-        print(f"{path} is as it was")
+        print(f"{printable(str(path))} is as it was")
     return 0
 
 

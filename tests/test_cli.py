@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from g4patch import __version__
@@ -54,6 +56,51 @@ def test_inspect_prints_digests_on_request(capsys: pytest.CaptureFixture[str]) -
     path = sample("onnx-right")
     assert main(["inspect", "--digests", str(path)]) == 0
     assert hashlib.sha256(path.read_bytes()).hexdigest() in capsys.readouterr().out
+
+
+def test_digests_are_what_sha256sum_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = SAMPLES / "coreai-two-stage"
+    assert main(["inspect", "--digests", str(folder)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match("  [0-9a-f]{64}  ", line)]
+    assert len(lines) == 6
+    for digest, name in map(str.split, lines):
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_an_empty_path_is_not_the_current_folder(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script whose variable is not set must not mend what happens to be here."""
+    bundle = copy("onnx-stage")
+    before = bundle.read_bytes()
+    monkeypatch.chdir(bundle.parent)
+    for arguments in (["fix", ""], ["fix", str(bundle), "-o", ""], ["check", ""], ["revert", ""]):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 2
+    assert bundle.read_bytes() == before
+
+
+def test_commands_to_copy_are_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = shutil.copytree(sample("onnx-stage").parent, tmp_path / "a b; c") / "model.onnx"
+    (tmp_path / "a b; c" / "model.onnx.reference.safetensors").unlink()
+    for arguments in (["check"], ["fix", "--dry-run"], ["fix"]):
+        main([*arguments, str(bundle)])
+        assert f"'{bundle}'".replace(" ", "") in "".join(capsys.readouterr().out.split())
+
+
+def test_what_was_mended_is_not_called_fixable(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fix", str(copy("onnx-stage"))]) == 0
+    out = capsys.readouterr().out
+    assert "RAW  (fixed)" in out
+    assert "fixable" not in out
+
+
+def test_hints_wrap_below_themselves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", "no-such-rule"]) == 2
+    first, *hint = capsys.readouterr().err.splitlines()
+    assert first.rstrip() == "error: there is no rule no-such-rule"
+    assert len(hint) > 1
+    assert all(line.startswith("       ") for line in hint)
 
 
 def test_fix_tells_what_it_proved_and_how_to_undo(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +169,25 @@ def test_names_from_strangers_are_not_markup(tmp_path: Path, capsys: pytest.Capt
     path.write_bytes(b"junk")
     assert main(["check", str(path)]) == 2
     err = capsys.readouterr().err
-    assert "[red]?[31m.onnx" in err.replace("\n", "")
+    assert "[red]?[31m.onnx" in "".join(err.split())
     assert "\x1b" not in err
+
+
+def test_names_from_strangers_hold_no_control_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(sample("onnx-stage"), load_external_data=False)
+    for node in model.graph.node:
+        node.input[:] = [name.replace("input_ids", "\x1b]0;ids\n::error::") for name in node.input]
+    model.graph.input[1].name = "\x1b]0;ids\n::error::"
+    model.producer_name = "\x1b[2J"
+    folder = shutil.copytree(sample("onnx-stage").parent, tmp_path / "a\x9b")
+    (folder / "model.onnx").unlink()
+    (folder / "\x1b[31m.onnx").write_bytes(model.SerializeToString())
+    for arguments in (["inspect", "--show-ple", "--digests"], ["fix", "--dry-run"], ["fix"], ["revert"]):
+        main([*arguments, str(folder / "\x1b[31m.onnx")])
+        out = capsys.readouterr().out
+        assert "?[31m.onnx" in out
+        assert not re.search("[\x1b\x9b]", out)
+        assert not re.search("^ *::error", out, re.MULTILINE)
 
 
 def test_explain_prints_pages_and_lists_rules(capsys: pytest.CaptureFixture[str]) -> None:

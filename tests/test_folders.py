@@ -123,3 +123,21 @@ def test_the_report_of_a_folder(mobius: Path, capsys: pytest.CaptureFixture[str]
     assert "gemma/  2 models" in out
     assert "HOST-SIDE" in out
     assert "undo: g4patch revert" in out
+
+
+def test_a_copy_does_not_go_into_what_is_copied(mobius: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tree(mobius)
+    monkeypatch.chdir(mobius)
+    for out in (mobius / "mended", Path("mended"), Path("embedding") / "mended"):
+        with pytest.raises(UsageError, match="is inside"):
+            fix(mobius, out=out)
+    assert tree(mobius) == before
+
+
+def test_a_configuration_is_no_model_without_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(SAMPLES / "mobius-package", tmp_path / "package")
+    assert main(["verify", str(folder)]) == 3
+    assert main(["fix", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(folder)]) == 0
+    assert "nothing to fix: verified against the reference" in capsys.readouterr().out

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from g4patch.digests import sha256
-from g4patch.output.layout import BAD, GOOD, MEANING, VERDICT_STYLE, indented, rows
+from g4patch.output.layout import BAD, GOOD, MEANING, VERDICT_STYLE, indented, printable, rows
 from g4patch.output.shown import Shown
 from g4patch.ple import GraphAnalysis, Lookup, Splice
 from g4patch.report import ModelReport, Subject
@@ -19,10 +20,11 @@ from g4patch.view import Graph, Value
 _SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
-def render(report: ModelReport, console: Console, shown: Shown) -> None:
-    """Print what a model is, and on request each lookup, its row map and the splices."""
+def render(report: ModelReport, console: Console, shown: Shown, root: Path) -> None:
+    """Print what a model is, and on request each lookup, its row map and the splices. Files are named from `root`."""
     subject = report.subject
-    console.print()
+    if subject.analyses:
+        console.print()
     for analysis in subject.analyses:
         console.print(indented(_signature(analysis.graph)))
     if shown.ple:
@@ -31,13 +33,14 @@ def render(report: ModelReport, console: Console, shown: Shown) -> None:
             _ple(analysis, subject, console)
     if shown.digests:
         console.print()
-        console.print(rows(_digests(subject), 65))
+        for line in _digests(subject, root):
+            console.print(Text(line), soft_wrap=True)
 
 
-def _digests(subject: Subject) -> Iterator[tuple[str, str]]:
-    root = subject.model.path.parent
+def _digests(subject: Subject, root: Path) -> Iterator[str]:
+    """A line a file, never broken, so that `sha256sum --check` takes it."""
     for path in subject.model.files:
-        yield sha256(path), str(path.relative_to(root))
+        yield f"  {sha256(path)}  {printable(str(path.relative_to(root)))}"
 
 
 def _signature(graph: Graph) -> Text:
@@ -51,8 +54,8 @@ def _typed(value: Value) -> str:
     kind = name.rstrip("0123456789")
     dtype = _SHORT_TYPES.get(kind, kind) + name[len(kind) :]
     if value.shape is None:
-        return f"{value.name} {dtype}"
-    return f"{value.name} {dtype}[{','.join('?' if size is None else str(size) for size in value.shape)}]"
+        return f"{printable(value.name)} {dtype}"
+    return f"{printable(value.name)} {dtype}[{','.join('?' if size is None else str(size) for size in value.shape)}]"
 
 
 def _ple(analysis: GraphAnalysis, subject: Subject, console: Console) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -44,28 +46,44 @@ def spread(left: Text, right: Text) -> RenderableType:
     grid = Grid.grid(expand=True, padding=(0, 1, 0, 0))
     grid.add_column(overflow="fold")
     grid.add_column(justify="right", no_wrap=True)
-    grid.add_row(left, right)
+    grid.add_row(safe(left), safe(right))
     return grid
 
 
 def indented(content: RenderableType) -> Padding:
     """Two columns in."""
-    return Padding(content, (0, 0, 0, 2))
+    return Padding(safe(content) if isinstance(content, Text) else content, (0, 0, 0, 2))
 
 
 def rows(rows: Iterable[tuple[str | Text, str | Text]], width: int = 12) -> Padding:
+    """Labels with their contents, which wrap below themselves, two columns in."""
+    return indented(hanging(rows, width))
+
+
+def hanging(rows: Iterable[tuple[str | Text, str | Text]], width: int) -> Grid:
     """Labels with their contents, which wrap below themselves."""
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=width, no_wrap=True)
     grid.add_column(overflow="fold")
     for label, content in rows:
-        grid.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in (label, content)))
-    return indented(grid)
+        grid.add_row(*(safe(cell) if isinstance(cell, Text) else Text(printable(cell)) for cell in (label, content)))
+    return grid
 
 
 def printable(text: str) -> str:
     """Names and messages hold bytes of strangers: nothing in them is a control code."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def safe(text: Text) -> Text:
+    """The text without the control codes of strangers; its own lines stay."""
+    text.plain = "\n".join(printable(line) for line in text.plain.split("\n"))
+    return text
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(printable(str(path)))
 
 
 def in_units(size: float) -> str:

@@ -24,6 +24,7 @@ from g4patch.output.layout import (
     in_units,
     indented,
     printable,
+    quoted,
     rows,
     spread,
 )
@@ -80,7 +81,8 @@ def _report(report: Report, console: Console, shown: Shown) -> None:
     for model in report.models:
         console.print(_header(report, model, shown))
         if report.command == "inspect":
-            inspection.render(model, console, shown)
+            path = model.subject.model.path
+            inspection.render(model, console, shown, path.parent if path == report.path else report.path)
         _findings(report, model, console)
         _proof(report, model, console)
         for warning in model.subject.tokens.warnings:
@@ -106,7 +108,7 @@ def _header(report: Report, model: ModelReport, shown: Shown) -> RenderableType:
     subject, path = model.subject, model.subject.model.path
     verdict = Text(subject.verdict.upper(), VERDICT_STYLE.get(subject.verdict, BAD)) if subject.looks_up else Text()
     if model.plan.edits:
-        verdict.append("  (fixable)", "default")
+        verdict.append("  (fixed)" if report.publication is not None else "  (fixable)", "default")
     size = sum(file.stat().st_size for file in subject.model.files)
     functions = f"{len(subject.analyses)} functions" if len(subject.analyses) > 1 else ""
     facts = (subject.model.format, *subject.model.details, functions, in_units(size))
@@ -157,16 +159,16 @@ def _conclusion(report: Report) -> Text:
         style = GOOD if outcome is Outcome.FIXED else UNSURE
         end = Text(f"{done}; {_reference_said(report)}\n", style)
         if report.publication.backup is not None:
-            return end.append("undo: ", "default").append(f"g4patch revert {path}", "bold default")
+            return end.append("undo: ", "default").append(f"g4patch revert {quoted(path)}", "bold default")
         return end.append(f"the mended bundle is {report.publication.target}", "default")
     if report.command == "verify":
         return Text(f"{outcome}: {_reference_said(report)}")
     if report.checks:
         return Text(f"{outcome}: nothing was published")
     if outcome is Outcome.PLANNED:
-        return Text(f"nothing was written; g4patch fix {path} applies this")
+        return Text(f"nothing was written; g4patch fix {quoted(path)} applies this")
     if report.plan.edits:
-        return Text.assemble(f"{outcome}: ", (f"g4patch fix {path}", "bold"), f" would {report.plan.wanted}")
+        return Text.assemble(f"{outcome}: ", (f"g4patch fix {quoted(path)}", "bold"), f" would {report.plan.wanted}")
     if outcome is Outcome.CLEAN:
         fixed = report.command == "fix" and report.verdict is Verdict.PATCHED
         return Text("already fixed, nothing was written" if fixed else f"{outcome}: {MEANING[report.verdict]}")
@@ -175,7 +177,8 @@ def _conclusion(report: Report) -> Text:
 
 def _reference_said(report: Report) -> str:
     """Without a reference a bundle is never called verified; one for some of its models does not count for all."""
-    passed = [check.status is Status.PASSED for check in report.checks if check.name == "reference"]
+    computing = [model.checks for model in report.models if model.subject.model.graphs]
+    passed = [check.status is Status.PASSED for checks in computing for check in checks if check.name == "reference"]
     if not any(passed):
         return "reference not checked"
     if all(passed):
@@ -229,10 +232,10 @@ def _diff(edit: GraphEdit, subject: Subject) -> Text:
     lines = Text.assemble((edit.rule, "bold"), f" in graph {edit.graph}\n")
     rewired = {redirect.use: redirect.value for redirect in edit.redirects}
     for value in dict.fromkeys(graph.node(use.node).operands[use.operand] for use in rewired):
-        lines.append(f"    {value}\n")
+        lines.append(f"    {printable(value)}\n")
         for use, node in graph.consumers(value):
             state = f"{use.operand} <- {rewired[use]}" if use in rewired else "(unchanged)"
-            lines.append(f"      {node.native} {node.address}  {state}\n")
+            lines.append(f"      {node.native} {printable(f'{node.address}  {state}')}\n")
     for new in edit.nodes:
         lines.append(f"  + {new.output:<12} = {_new_node(new)}\n", "green")
         if new.reason:
@@ -242,6 +245,6 @@ def _diff(edit: GraphEdit, subject: Subject) -> Text:
 
 def _new_node(node: NewNode) -> str:
     def shown(operand: Operand) -> str:
-        return str(operand.value) if isinstance(operand, Const) else operand
+        return str(operand.value) if isinstance(operand, Const) else printable(operand)
 
     return f"{node.op}({', '.join(shown(operand) for operand in node.operands.values())})"
