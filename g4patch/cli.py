@@ -24,7 +24,7 @@ from g4patch.copying import silent
 from g4patch.errors import G4PatchError, UsageError
 from g4patch.flags import options, request, token_flags
 from g4patch.output import RENDERERS, plot, progress
-from g4patch.output.layout import hanging, in_units, printable
+from g4patch.output.layout import hanging, in_units, indented, printable
 from g4patch.output.shown import Shown
 from g4patch.report import Failure, Report, Result, worst_exit_code
 from g4patch.rules import checks_page, find_rule, find_rules
@@ -181,7 +181,8 @@ def _explain(arguments: argparse.Namespace, err: Console) -> int:
         out.print(Markdown(find_rule(arguments.topic).page))
     else:
         for rule in find_rules():
-            out.print(f"[bold]{rule.id}[/]  {rule.severity}, fix: {rule.fix}\n  {rule.summary}")
+            out.print(f"[bold]{rule.id}[/]  {rule.severity}, fix: {rule.fix}")
+            out.print(indented(Text(rule.summary)))
         out.print("[bold]checks[/]  which fault each check of verify can see, and which it cannot")
     return 0
 

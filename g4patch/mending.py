@@ -95,8 +95,15 @@ def in_common(model: ModelReport) -> Iterator[tuple[Path, list[Span]]]:
         yield model.subject.model.replaced[0], [(old[name][0], *new[name]) for name in alike]
 
 
+_NOT_MADE = {
+    "chain": "there is no reference that it could be made with",
+    "gates": "there is no reference that it could be made with",
+    "device": "no --compute-unit was named",
+}
+
+
 def with_required(report: Report) -> Report:
-    """A report in which a check of the whole model that is required and was not made is skipped, not forgotten."""
-    lacking = sorted((report.required & {"chain", "gates"}) - {check.name for check in report.checks})
-    skipped = (Check(name, Status.SKIPPED, "there is no reference that it could be made with") for name in lacking)
+    """A report in which a check that is required, and that nothing else asked for, is skipped and not forgotten."""
+    lacking = sorted(report.required & _NOT_MADE.keys() - {check.name for check in report.checks})
+    skipped = (Check(name, Status.SKIPPED, _NOT_MADE[name]) for name in lacking)
     return replace(report, whole=(*report.whole, *skipped))

@@ -170,6 +170,7 @@ def test_elsewhere_it_is_skipped_and_can_be_required(name: str, reason: str) -> 
     assert found.status is Status.SKIPPED
     assert reason in found.summary
     assert main(["verify", str(sample("onnx-right")), "--compute-unit", "ane", "--require", "device"]) == 4
+    assert main(["verify", str(sample("onnx-right")), "--require", "device"]) == 4  # nobody asked for it
 
 
 def test_only_packages_as_they_stand(mended: Path) -> None:
