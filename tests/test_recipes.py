@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from g4patch.arguments import parser
 from tests.conftest import SAMPLES, tree
 
 README = (SAMPLES.parent / "README.md").read_text(encoding="utf-8")
@@ -27,6 +29,19 @@ def recipes() -> tuple[dict[str, Any], dict[str, Any]]:
     """The workflow and the pre-commit configuration."""
     workflow, hooks = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
     return workflow, hooks
+
+
+def test_the_table_of_rules_has_all_of_them() -> None:
+    rules = {path.parent.name for path in (SAMPLES.parent / "rules").glob("*/rule.toml")}
+    assert set(re.findall(r"^\| \[([a-z-]+)\] \|", README, re.MULTILINE)) == rules
+    assert set(re.findall(r"^\[([a-z-]+)\]: rules/\1/README.md$", README, re.MULTILINE)) == rules
+
+
+def test_the_commands_that_are_shown_parse() -> None:
+    commands = re.findall(r"^    g4patch (.*?)(?:  +.*)?$", README, re.MULTILINE)
+    assert len(commands) > 8
+    for command in commands:
+        parser().parse_args(shlex.split(command))
 
 
 @pytest.fixture
