@@ -101,8 +101,10 @@ def _destination(path: Path | None) -> Iterator[IO[str]]:
 
 
 def _print_error(error: G4PatchError, err: Console) -> None:
-    said = [(Text("error:", "bold red"), error.message), ("", error.hint)]
-    err.print(hanging(said[: 1 + bool(error.hint)], 6))
+    said: list[tuple[str | Text, str | Text]] = [(Text("error:", "bold red"), error.message)]
+    if error.hint:
+        said.append(("", error.hint))
+    err.print(hanging(said, 6))
 
 
 def _inspect(arguments: argparse.Namespace, err: Console) -> int:
