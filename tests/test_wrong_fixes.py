@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from g4patch import fix, formats, rules, verify
+from g4patch import fix, formats, mending, rules, verify
 from g4patch.edits import Plan
 from g4patch.formats import Model, Staged
 from g4patch.report import Check, Outcome, Status
@@ -76,12 +76,13 @@ def test_there_are_twelve_kinds_of_each(name: str) -> None:
     assert len(set(names)) == len(names) >= 12
 
 
-# Check -> its function in `verify`, and a mutant that it kills although no other check runs.
+# Check -> the function that makes it, and a mutant that it kills although no other check runs.
 ALONE = {
-    "structure": ("structure", "an op more elsewhere"),
-    "row map": ("row_map", "token embedding masked as well"),
-    "differential": ("differential", "wrong pad id"),
-    "reference": ("_reference", "scale dropped"),
+    "structure": (verify, "structure", "an op more elsewhere"),
+    "row map": (verify, "row_map", "token embedding masked as well"),
+    "differential": (verify, "differential", "wrong pad id"),
+    "reference": (verify, "_reference", "scale dropped"),
+    "rules": (mending, "_found_again", "one media id missing"),
 }
 
 
@@ -92,7 +93,7 @@ def test_each_check_alone_stops_a_fix(
 ) -> None:
     """The whole of `fix`, with a writer that writes the mutant, and all other checks disabled."""
     workshop = workshops(BENCHES[name])
-    (mutant,) = (mutant for mutant in workshop.bench.mutants if mutant.name == ALONE[check][1])
+    (mutant,) = (mutant for mutant in workshop.bench.mutants if mutant.name == ALONE[check][2])
     unpatched, subject, _ = workshop.base(mutant.base)
     made, _ = workshop.make(replace(mutant, name=f"{mutant.name} {check}"))
     bundle = shutil.copytree(unpatched.parent, tmp_path / "bundle") / unpatched.name
@@ -101,10 +102,10 @@ def test_each_check_alone_stops_a_fix(
         for target, stage in staged.items():
             shutil.copyfile(made.parent / target.relative_to(bundle.parent), stage)
 
-    for other, (function, _) in ALONE.items():
+    for other, (module, function, _) in ALONE.items():
         if other != check:
             disabled = Check(other, Status.SKIPPED, "disabled")
-            monkeypatch.setattr(verify, function, lambda *arguments, disabled=disabled: disabled)
+            monkeypatch.setattr(module, function, lambda *arguments, disabled=disabled: disabled)
     monkeypatch.setattr(formats.of(subject.model), "write", write)
     before = tree(bundle.parent)
     report = fix(bundle)
