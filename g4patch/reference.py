@@ -48,6 +48,8 @@ from g4patch.thresholds import Thresholds
 Array = NDArray[Any]
 
 SCHEMA = 1
+# What reading metadata of strangers may raise: numbers that fit nothing and endless nesting are among it.
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _SUFFIX = ".reference.safetensors"
 # The reference of a bundle folder as a whole, in it.
 _OF_FOLDER = "reference.safetensors"
@@ -125,7 +127,7 @@ def load(path: Path) -> Reference:
             metadata = json.loads((file.metadata() or {}).get("g4patch", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a mapping
         return _reference(path, metadata, tensors)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*_MALFORMED, SafetensorError) as error:
         raise BundleError(
             f"{path} is not a reference: {error}", "see the layout in g4patch/reference.py, or record it again"
         ) from error
@@ -138,7 +140,7 @@ def _reference(path: Path, metadata: Any, tensors: Mapping[str, Array]) -> Refer
         raise ValueError(f"it is of a {metadata['model']!r} model, neither right nor broken")
     runs: dict[str, dict[str, dict[str, Array]]] = {}
     for name, tensor in sorted(tensors.items()):
-        run, kind, what = name.split("/", 2)
+        run, kind, what = (*name.split("/", 2), "", "")[:3]
         if kind not in ("input", "expected"):
             raise ValueError(f"tensor {name} is neither an input nor expected")
         if what == "input_ids" and (tensor.dtype.kind not in "iu" or tensor.ndim != 2 or len(tensor) != 1):

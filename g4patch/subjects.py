@@ -43,7 +43,8 @@ def _refuse_contradiction(analyses: Sequence[GraphAnalysis], tokens: TokenFacts)
     media = set(tokens.media.values())
     if spliced and media and not spliced & media:
         ids = ", ".join(str(token) for token in sorted(spliced)[:3])
+        source = " and ".join(tokens.sources)
         raise BundleError(
-            f"the graph splices rows of id {ids}, which {' and '.join(tokens.sources)} do not call media ids",
+            f"the graph splices rows of id {ids}, no media id by {source}",
             "pass the model's own ids: --image-token-id, --audio-token-id, --video-token-id",
         )

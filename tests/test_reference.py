@@ -203,7 +203,7 @@ def test_truncated_references_are_refused(at: int, copy: Copy, capsys: pytest.Ca
     path.write_bytes(path.read_bytes()[:at])
     before = tree(bundle.parent)
     assert main(["fix", str(bundle)]) == 2
-    assert "is not a reference" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not a reference" in " ".join(capsys.readouterr().err.split())
     assert tree(bundle.parent) == before
 
 
@@ -214,6 +214,8 @@ def test_truncated_references_are_refused(at: int, copy: Copy, capsys: pytest.Ca
         lambda tensors, metadata: metadata.update(model="perfect"),
         lambda tensors, metadata: metadata["tolerances"].popitem(),
         lambda tensors, metadata: metadata["tolerances"]["per_layer_identity"].update(max_abs=float("nan")),
+        lambda tensors, metadata: metadata["tolerances"]["per_layer_identity"].update(max_abs=10**400),
+        lambda tensors, metadata: metadata["token_ids"].update(image=float("inf")),
         lambda tensors, metadata: tensors.update({"stray": np.zeros(1)}),
     ],
 )
@@ -222,3 +224,27 @@ def test_malformed_references_are_refused(change: Callable[[Tensors, Metadata], 
     rewrite(path, change)
     with pytest.raises(BundleError, match="is not a reference"):
         load(path)
+
+
+def test_metadata_that_is_nested_without_end(copy: Copy) -> None:
+    path = copy("onnx-stage").with_name("model.onnx.reference.safetensors")
+    save_file({"media/input/input_ids": np.zeros((1, 2), np.int64)}, path, metadata={"g4patch": "[" * 100_000})
+    with pytest.raises(BundleError, match="is not a reference"):
+        load(path)
+
+
+def test_the_last_line_names_what_failed(copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a reference that was not checked, or one that passed."""
+    bundle = copy("onnx-stage")
+    assert main(["verify", str(bundle)]) == 3
+    assert capsys.readouterr().out.rstrip().endswith("a check failed: row map, reference")
+    bundle.with_name("model.onnx.reference.safetensors").unlink()
+    assert main(["verify", "--require", "reference", str(bundle)]) == 3
+    assert capsys.readouterr().out.rstrip().endswith("a check failed: row map")
+    assert main(["verify", "--require", "reference", str(fixed_without_reference(bundle))]) == 4
+    assert capsys.readouterr().out.rstrip().endswith("a required check could not run: reference")
+
+
+def fixed_without_reference(bundle: Path) -> Path:
+    fix(bundle)
+    return bundle

@@ -161,6 +161,8 @@ def _conclusion(report: Report) -> Text:
         if report.publication.backup is not None:
             return end.append("undo: ", "default").append(f"g4patch revert {quoted(path)}", "bold default")
         return end.append(f"the mended bundle is {report.publication.target}", "default")
+    if outcome in (Outcome.CHECK_FAILED, Outcome.CHECK_MISSING) and report.command == "verify":
+        return Text(f"{outcome}: {', '.join(_not_passed(report))}")
     if report.command == "verify":
         return Text(f"{outcome}: {_reference_said(report)}")
     if report.checks:
@@ -173,6 +175,14 @@ def _conclusion(report: Report) -> Text:
         fixed = report.command == "fix" and report.verdict is Verdict.PATCHED
         return Text("already fixed, nothing was written" if fixed else f"{outcome}: {MEANING[report.verdict]}")
     return Text(f"{outcome}" + (": nothing was written" if report.command == "fix" else ""))
+
+
+def _not_passed(report: Report) -> Iterable[str]:
+    """The checks that failed, or those that were required and could not run."""
+    if report.outcome is Outcome.CHECK_FAILED:
+        return dict.fromkeys(check.name for check in report.checks if check.status is Status.FAILED)
+    skipped = (check.name for check in report.checks if check.status is Status.SKIPPED)
+    return dict.fromkeys(name for name in skipped if name in report.required)
 
 
 def _reference_said(report: Report) -> str:

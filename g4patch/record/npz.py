@@ -66,7 +66,17 @@ def _refused(source: Path) -> Iterator[None]:
     except BundleError as error:
         reason = error.message.rpartition(" is not a reference: ")[2]
         raise BundleError(f"{source} makes no reference: {reason}", hint) from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        ArithmeticError,
+        EOFError,
+        RuntimeError,
+        BadZipFile,
+        zlib.error,
+    ) as error:
         raise BundleError(f"{source} makes no reference: {error}", hint) from error
 
 
