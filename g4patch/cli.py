@@ -101,10 +101,9 @@ def _destination(path: Path | None) -> Iterator[IO[str]]:
 
 
 def _print_error(error: G4PatchError, err: Console) -> None:
-    said: list[tuple[str | Text, str | Text]] = [(Text("error:", "bold red"), error.message)]
+    err.print(f"[bold red]error:[/] {escape(printable(error.message))}")
     if error.hint:
-        said.append(("", error.hint))
-    err.print(hanging(said, 6))
+        err.print(hanging([("", error.hint)], 6))
 
 
 def _inspect(arguments: argparse.Namespace, err: Console) -> int:

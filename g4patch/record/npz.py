@@ -22,6 +22,8 @@ from g4patch.tokens import GEMMA4_MEDIA, GEMMA4_PAD
 
 # The array that holds the metadata: a JSON object in a string.
 _METADATA = "g4patch"
+# What reading an archive of strangers may raise, beside its own errors.
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, ArithmeticError, EOFError, RuntimeError)
 
 
 def convert(source: Path, out: Path, tokens: Mapping[str, int], precision: str, progress: Progress) -> tuple[str, ...]:
@@ -66,17 +68,7 @@ def _refused(source: Path) -> Iterator[None]:
     except BundleError as error:
         reason = error.message.rpartition(" is not a reference: ")[2]
         raise BundleError(f"{source} makes no reference: {reason}", hint) from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        ArithmeticError,
-        EOFError,
-        RuntimeError,
-        BadZipFile,
-        zlib.error,
-    ) as error:
+    except (*_MALFORMED, BadZipFile, zlib.error) as error:
         raise BundleError(f"{source} makes no reference: {error}", hint) from error
 
 
