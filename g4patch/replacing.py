@@ -154,6 +154,7 @@ def put_back(target: Path, kept: Path, told: Entry) -> None:
     else:  # it was put back before the kill
         return
     rename(staged, target)
+    staged.unlink(missing_ok=True)  # of two names of one file, put back before a kill, renaming removes none
 
 
 def rename(source: Path, target: Path) -> Path:
