@@ -31,7 +31,7 @@ from g4patch.bundle import BACKUP_SUFFIX
 from g4patch.copying import sync
 from g4patch.delta import Span
 from g4patch.errors import BundleError, UsageError
-from g4patch.formats import Staged
+from g4patch.formats import BESIDE, Staged
 from g4patch.replacing import Entry, rename
 from g4patch.report import Publication
 
@@ -211,7 +211,7 @@ def _refuse_stray(step: Path, name: Path) -> None:
     A stranger may have written the receipt, and every command puts back what a pending one names.
     """
     bundle, files = step.parent.name.removesuffix(BACKUP_SUFFIX), step / "files"
-    inside = name.parts[:1] == (bundle,) and ".." not in name.parts
+    inside = (name.parts[:1] == (bundle,) and ".." not in name.parts) or str(name) == BESIDE.get(bundle.lower())
     places = ((step.parent.parent, name), (files, name), (files, delta.of(name)))
     linked = (Path(os.path.realpath(root / path)) != Path(os.path.realpath(root)) / path for root, path in places)
     if not inside or any(linked):

@@ -138,6 +138,18 @@ def test_what_was_changed_since_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_bytes() == changed
 
 
+def test_no_other_file_beside_it_is_put_back(tmp_path: Path) -> None:
+    """The scales belong to the codes; whatever else a receipt of strangers names does not."""
+    path = write(tmp_path, LAYOUTS[1])
+    fix(path)
+    receipt = tmp_path / f"{path.name}.g4patch" / "0001" / "receipt.json"
+    receipt.write_text(receipt.read_text().replace("embed_tokens_per_layer_scales.bin", "config.json"))
+    before = tree(tmp_path)
+    with pytest.raises(BundleError, match=r"config\.json is outside the bundle"):
+        revert(path)
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["fix", "revert", "fix elsewhere"])
 @pytest.mark.parametrize("layout", LAYOUTS[:2])

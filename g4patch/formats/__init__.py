@@ -98,6 +98,11 @@ FORMATS: dict[str, str] = {
 }
 # Of these, what belongs to a folder of models and is no bundle by itself.
 COMPANIONS = frozenset({"genai_config.json"})
+# Bundle -> the one file beside it that is edited together with it: the scales of a table of codes.
+BESIDE = {
+    "embed_tokens_per_layer_q8.bin": "embed_tokens_per_layer_scales.bin",
+    "embed_per_layer.i8": "embed_per_layer.scale.f32",
+}
 
 
 def pattern(path: Path) -> str | None:

@@ -30,7 +30,7 @@ from g4patch import delta
 from g4patch.delta import Patch
 from g4patch.edits import Plan
 from g4patch.errors import BundleError, EditError
-from g4patch.formats import NOT_STAGED, Model, Staged
+from g4patch.formats import BESIDE, NOT_STAGED, Model, Staged
 from g4patch.runtimes import Probe, Unavailable
 from g4patch.sidecars import HostTable, RowPart
 from g4patch.view import Table
@@ -39,10 +39,10 @@ NAME = "PLE sidecar"
 MASK_DTYPES: frozenset[str] = frozenset()
 
 _CHUNK = 4 * 1024 * 1024
-# Codes -> the file of their scales by row, and the dtype of these.
-_PAIRS: dict[str, tuple[str, np.dtype[Any]]] = {
-    "embed_tokens_per_layer_q8.bin": ("embed_tokens_per_layer_scales.bin", np.dtype(np.float16)),
-    "embed_per_layer.i8": ("embed_per_layer.scale.f32", np.dtype(np.float32)),
+# Codes -> the dtype of their scales by row, which are in the file that BESIDE names.
+_PAIRS: dict[str, np.dtype[Any]] = {
+    "embed_tokens_per_layer_q8.bin": np.dtype(np.float16),
+    "embed_per_layer.i8": np.dtype(np.float32),
 }
 
 
@@ -119,7 +119,7 @@ def _size(entry: Mapping[str, Any]) -> int:
 
 
 def _pair(path: Path) -> HostTable:
-    name, dtype = _PAIRS[path.name.lower()]
+    name, dtype = BESIDE[path.name.lower()], _PAIRS[path.name.lower()]
     scales = path.with_name(name)
     if not scales.is_file():
         raise BundleError(f"{scales} is missing: the scales of {path.name}", "copy both files")
