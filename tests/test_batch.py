@@ -26,6 +26,8 @@ from tests.conftest import SAMPLES, sample, tree
 from tests.jobs import RIGHT, crash, fail, log_times, refuse, slowly
 from tests.test_sidecar import LAYOUTS, write
 
+pytestmark = pytest.mark.slow
+
 
 def is_gone(group: int) -> bool:
     """Whether no process of a group is left, soon after its first has ended."""

@@ -27,6 +27,8 @@ from tests.conftest import sample
 from tests.test_coreai_format import needs_coreai
 from tests.whole import NAME, Metadata, Tensors, folder, keep_runs, result, rewrite
 
+pytestmark = pytest.mark.slow
+
 CORE_ML, ONNX, CORE_AI = "coreml-two-stage", "mobius-package", "coreai-two-stage"
 LAYERS = {CORE_ML: 4, ONNX: 3, CORE_AI: 4}
 

@@ -45,7 +45,7 @@ _WHEELS = {("Linux", "x86_64"), ("Darwin", "arm64")}
 needs_coreai = pytest.mark.skipif(
     (platform.system(), platform.machine()) not in _WHEELS, reason="no wheel of coreai-core for this platform"
 )
-pytestmark = needs_coreai
+pytestmark = [pytest.mark.slow, needs_coreai]
 
 ROOT = Path(__file__).parent.parent
 Arrays = dict[str, NDArray[Any]]

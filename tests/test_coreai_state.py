@@ -18,7 +18,7 @@ from tests.conftest import SAMPLES, Copy, needs_build_python, numbers, sample
 from tests.test_coreai_format import needs_coreai, program
 from tests.test_reference import Metadata, Tensors, result, rewrite
 
-pytestmark = needs_coreai
+pytestmark = [pytest.mark.slow, needs_coreai]
 
 NAME = "coreai-state"
 STATES = [f"cache_{kind}_{layer}" for kind in ("keys", "values") for layer in range(3)]

@@ -23,7 +23,7 @@ from tests.apple_runtime import whole
 from tests.conftest import SAMPLES, Copy, numbers, tree
 from tests.test_coreai_format import MEDIA, needs_coreai
 
-pytestmark = needs_coreai
+pytestmark = [pytest.mark.slow, needs_coreai]
 
 Arrays = dict[str, NDArray[Any]]
 
