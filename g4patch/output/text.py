@@ -168,7 +168,7 @@ def _conclusion(report: Report) -> Text:
     if report.checks:
         return Text(f"{outcome}: nothing was published")
     if outcome is Outcome.PLANNED:
-        return Text("nothing was written; the same command without --dry-run applies this")
+        return Text(f"nothing was written; g4patch fix {quoted(path)} applies this")
     if report.plan.edits:
         return Text.assemble(f"{outcome}: ", (f"g4patch fix {quoted(path)}", "bold"), f" would {report.plan.wanted}")
     if outcome is Outcome.CLEAN:
