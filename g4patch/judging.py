@@ -71,5 +71,5 @@ def _rules(options: Options) -> tuple[Rule, ...]:
 
 
 def _plan(model: ModelReport, unsafe: bool) -> Plan:
-    edits = [edit for finding in model.findings if unsafe or not finding.unsafe for edit in finding.edits]
+    edits = [edit for finding in model.findings if finding.is_mended(unsafe) for edit in finding.edits]
     return formats.of(model.subject.model).complete(model.subject.model, Plan(tuple(edits))) if edits else Plan()

@@ -51,7 +51,7 @@ def write_and_verify(
 def _found_again(model: ModelReport, said: Sequence[Finding], unsafe: bool) -> Check:
     """Whether the rules would mend again what the plan has mended. `said` is what they say of the model as written."""
     mended = {edit.rule for edit in model.plan.edits}
-    again = [found for found in said if found.rule in mended and found.edits and (unsafe or not found.unsafe)]
+    again = [found for found in said if found.rule in mended and found.is_mended(unsafe)]
     if again:
         return Check("rules", Status.FAILED, f"{again[0].rule} finds again: {again[0].message}")
     rules = sorted({found.rule for found in model.findings} & mended)

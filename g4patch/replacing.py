@@ -145,7 +145,7 @@ def put_back(target: Path, kept: Path, told: Entry) -> None:
         _change(target, thin)
         shutil.copystat(thin, target)
         return
-    if kept.exists() or not thin.exists():
+    if kept.exists():
         keep_whole(kept, staged)
     elif is_published(target, told):
         delta.rebuild(thin, target, staged)

@@ -60,6 +60,10 @@ class Finding:
     unsafe: str = ""
     withheld: str = ""
 
+    def is_mended(self, unsafe: bool) -> bool:
+        """Whether its edits are made, where `unsafe` ones were asked for or not."""
+        return bool(self.edits) and (unsafe or not self.unsafe)
+
 
 @dataclass(frozen=True)
 class LayerDistance:
@@ -208,7 +212,7 @@ class Report:
 
     def mends(self, finding: Finding) -> bool:
         """Whether the plan mends what a finding says."""
-        return bool(finding.edits) and (self.unsafe or not finding.unsafe)
+        return finding.is_mended(self.unsafe)
 
     def mended(self, finding: Finding) -> bool:
         """Whether it did: the mended bundle was published."""
